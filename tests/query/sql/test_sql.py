@@ -5,35 +5,20 @@ from __future__ import annotations
 import os
 import pwd
 import random
-import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
-from decimal import Decimal
-from functools import partial
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-import dualform
 from dualform.errors import BadInput, BadMask, Cancelled, TimedOut
-from dualform.query.bounds import QuestionBounds
-from dualform.query.sql import process
 from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from dualform.questions import SqlStatement
-from dualform.store.files.ram_budget import resident_bytes
-from dualform_client.connection import Connection
-from tests.cases import pairwise
 from tests.query import arrays
 from tests.reliability import report, rounds, soaking
-from tests.service.held_engine import until
-from tests.trainings import record_steps
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +187,7 @@ def few():
 
 
 @pytest.fixture
-def bounded(few, monkeypatch, tmp_path):
+def limited(few, monkeypatch, tmp_path):
     monkeypatch.setenv("DUALFORM_SECRET", SECRET)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "secret.csv").write_text(f"{SECRET}\n")
@@ -212,13 +197,13 @@ def bounded(few, monkeypatch, tmp_path):
     made.close()
 
 
-def ran(bounded: Sql, statement: str):
-    return bounded.run(statement, lambda: None)
+def ran(limited: Sql, statement: str):
+    return limited.run(statement, lambda: None)
 
 
-def test_the_child_has_no_environment_stands_back_opens_nothing_and_answers_so_many_bytes_at_most(bounded):
-    ran(bounded, "SELECT 1")
-    child = bounded._child.pid
+def test_the_child_has_no_environment_stands_back_opens_nothing_and_answers_so_many_bytes_at_most(limited):
+    ran(limited, "SELECT 1")
+    child = limited._child.pid
     with open(f"/proc/{child}/environ", "rb") as file:
         assert [one for one in file.read().split(b"\0") if one and not one.startswith(b"LD_LIBRARY_PATH=")] == []
     with open(f"/proc/{child}/limits") as file:
@@ -226,11 +211,11 @@ def test_the_child_has_no_environment_stands_back_opens_nothing_and_answers_so_m
     assert line.split()[3:5] == ["0", "0"]
     assert os.readlink(f"/proc/{child}/cwd") == "/"
     assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, os.getpid())
-    assert ran(bounded, "SELECT repeat('x', 1000) FROM range(500)").rows == 500
+    assert ran(limited, "SELECT repeat('x', 1000) FROM range(500)").rows == 500
     for statement in ("SELECT repeat('x', 1000000) FROM range(1000)", "SELECT repeat('x', 100) FROM range(20000)"):
         with pytest.raises(BadInput, match=r"more than 1 MiB. Select fewer columns|memory"):
-            ran(bounded, statement)
-    assert ran(bounded, "SELECT 1 AS one").records() == [{"one": 1}]
+            ran(limited, statement)
+    assert ran(limited, "SELECT 1 AS one").records() == [{"one": 1}]
 
 
 ASKING = """
@@ -337,13 +322,13 @@ LASTING = [
 ]
 
 
-def own(bounded: Sql, home: str) -> list[str]:
+def own(limited: Sql, home: str) -> list[str]:
     """Every setting that DuckDB has, and every function that makes a table, asked for a file."""
-    settings = [row["name"] for row in ran(bounded, "SELECT name FROM duckdb_settings() ORDER BY name").records()]
+    settings = [row["name"] for row in ran(limited, "SELECT name FROM duckdb_settings() ORDER BY name").records()]
     makers = (
         "SELECT DISTINCT function_name AS name FROM duckdb_functions() WHERE function_type LIKE 'table%' ORDER BY 1"
     )
-    tables = [row["name"] for row in ran(bounded, makers).records()]
+    tables = [row["name"] for row in ran(limited, makers).records()]
     given = (f"'{home}/secret.csv'", f"['{home}/secret.csv']", f"'{home}/*'", "")
     asked = [f'SELECT * FROM "{name}"({argument})' for name in tables for argument in given]
     return [f"SELECT current_setting('{name}')" for name in settings] + asked
@@ -370,23 +355,23 @@ def drawn(rng: random.Random, home: str, names: list[str]) -> str:
 
 
 @pytest.mark.soak
-def test_no_statement_reaches_outside_or_outlives_its_limits(bounded, tmp_path):
-    bounded._seconds = SECONDS
+def test_no_statement_reaches_outside_or_outlives_its_limits(limited, tmp_path):
+    limited._seconds = SECONDS
     rng, home, outcomes = random.Random(SEED), str(tmp_path), {"answered": 0, "refused": 0, "stopped": 0}
     homes = {home, os.path.expanduser("~"), pwd.getpwuid(os.getuid()).pw_dir, os.getcwd()} - {"/"}
     every = (
         "SELECT DISTINCT function_name AS name FROM duckdb_functions() WHERE regexp_matches(function_name, '^[a-z]')"
     )
-    names = sorted(row["name"] for row in ran(bounded, every).records())
+    names = sorted(row["name"] for row in ran(limited, every).records())
     lasting = LASTING[: rounds(2, len(LASTING))]
     statements = [one.replace("{home}", home) for one in REACHING] + lasting
-    theirs = own(bounded, home)
+    theirs = own(limited, home)
     statements += theirs if soaking() else rng.sample(theirs, 40)
     statements += [drawn(rng, home, rng.choice((HARMFUL, names))) for _ in range(rounds(25, 400))]
     for statement in statements:
         began = time.monotonic()
         try:
-            said, outcome = repr(ran(bounded, statement).records()), "answered"
+            said, outcome = repr(ran(limited, statement).records()), "answered"
         except BadInput as error:
             said, outcome = str(error), "refused"
         except TimedOut as error:
@@ -397,7 +382,7 @@ def test_no_statement_reaches_outside_or_outlives_its_limits(bounded, tmp_path):
         assert sys.prefix not in said, statement
         assert time.monotonic() - began < SECONDS + 60, statement
         assert not any(path.name != "secret.csv" for path in tmp_path.iterdir()), statement
-    assert ran(bounded, "SELECT count(*) AS n FROM slots").records() == [{"n": 4}]
+    assert ran(limited, "SELECT count(*) AS n FROM slots").records() == [{"n": 4}]
     assert outcomes["refused"] > len(REACHING) / 2
     report(
         "statements of SQL that reach for files, settings, the environment and the network, or take for ever",
@@ -405,324 +390,3 @@ def test_no_statement_reaches_outside_or_outlives_its_limits(bounded, tmp_path):
         count=len(statements),
         outcome=", ".join(f"{count} {what}" for what, count in outcomes.items()) + "; no secret, no path, no file",
     )
-
-
-ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
-
-
-@pytest.fixture(scope="module")
-def four():
-    return arrays.memory({"fc": np.ones((4, 2), np.float32)}, {"label": [1, 2, 3, 4]})
-
-
-@pytest.fixture
-def own_engine(four):
-    with arrays.engine(four) as own_engine:
-        yield own_engine
-
-
-def made_of(four):
-    made = Sql(View(four, arrays.engine(four)._view.backend, 1 << 20))
-    yield made
-    made.close()
-
-
-sql = pytest.fixture(made_of)
-going_on = pytest.fixture(scope="module")(made_of)
-"""With one child for all tests of what it answers."""
-
-
-def run(sql: Sql, statement: str):
-    return sql.run(statement, lambda: None)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "DATE '290000-01-01'",
-        "'infinity'::DATE",
-        "'-infinity'::TIMESTAMP",
-        "TIMESTAMP '-290000-01-01'",
-        "TIME '24:00:00'",
-        "TIMETZ '10:00:00+02'",
-        "[TIMETZ '10:00:00+02']",
-        "[TIME '24:00:00']",
-        "{'a': TIME '24:00:00'}",
-        "md5_number('b')",
-        "[md5_number('b')]",
-        "'0101'::BIT",
-        "12345678901234567890123::BIGNUM",
-        "42::VARIANT",
-        "[42::VARIANT]",
-        "18446744073709551615::UBIGINT",
-        "sum(9223372036854775807) OVER ()",
-        "123456789012345678901234567.8901234567::DECIMAL(38, 10)",
-        "1234567890123456.7::DECIMAL(38, 1)",
-        "12345678901234567890::DECIMAL(38, 0)",
-        "TIME_NS '10:00:00.123456789'",
-    ],
-)
-def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_goes_on(going_on, value):
-    run(going_on, "SELECT 1")
-    child = going_on._child
-    with pytest.raises(BadInput, match=r"Column late .* CAST\(late AS VARCHAR\)"):
-        run(going_on, f"SELECT slot, {value} AS late FROM slots")
-    assert going_on._child is child
-    assert run(going_on, f"SELECT CAST({value} AS VARCHAR) AS late").rows == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [
-        *(("HUGEINT", own) for own in (-(2**127), 2**127 - 1, 2**64, -(2**63) - 1, -(2**63), 2**63 - 1)),
-        *(("UBIGINT", own) for own in (2**63 - 1, 5)),
-        *(("DECIMAL(38, 0)", own) for own in (2**64, -(2**63) - 1, -(2**63), 2**63 - 1)),
-    ],
-)
-def test_whole_numbers_are_exact_or_refused_and_of_one_type(going_on, kind, number):
-    statement = f"SELECT ({number})::{kind} AS a UNION ALL SELECT NULL ORDER BY a"
-    if not -(2**63) <= number < 2**63:
-        with pytest.raises(BadInput, match=r"Column a has a whole number of more than 64 bits.* CAST\(a AS VARCHAR\)"):
-            run(going_on, statement)
-        assert run(going_on, f"SELECT CAST(({number})::{kind} AS VARCHAR) AS a")["a"].tolist() == [str(number)]
-        return
-    found = run(going_on, statement)["a"]
-    assert found.dtype == np.int64
-    assert found.tolist() == [number, None]
-
-
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    pairwise(
-        ["0.1", "-123456789012.345", "999999999999.999", "0.000000000000123"], ["DECIMAL(15, 3)", "DECIMAL(38, 15)"]
-    ),
-)
-def test_decimals_are_doubles_that_print_alike(going_on, number, kind):
-    found = run(going_on, f"SELECT ({number})::{kind} AS a, CAST(({number})::{kind} AS VARCHAR) AS text")
-    assert found["a"].dtype == np.float64
-    assert Decimal(repr(float(found["a"][0]))) == Decimal(found["text"][0])
-
-
-def test_a_pivot_without_values_names_the_way(going_on):
-    with pytest.raises(BadInput, match=r"this PIVOT is several\. Name its values, for example SELECT \* FROM slots"):
-        run(going_on, "PIVOT slots ON label USING count(*)")
-    assert run(going_on, "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))").rows
-
-
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    [
-        ("SELECT CASE WHEN range = 99999 THEN error('late') ELSE 1 END FROM range(100000)", "late"),
-        ("SELECT (CASE WHEN range = 99999 THEN 'x' ELSE '1' END)::INT FROM range(100000)", "Could not convert"),
-    ],
-)
-def test_what_goes_wrong_behind_the_first_rows_is_said_and_the_child_goes_on(going_on, statement, said):
-    run(going_on, "SELECT 1")
-    child = going_on._child
-    with pytest.raises(BadInput, match=said):
-        run(going_on, statement)
-    assert going_on._child is child
-    assert child.poll() is None
-
-
-def test_names_of_labels_are_answered_without_the_tables_of_slots(tmp_path, monkeypatch):
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path, label_names={"d": ["cat", "dog"]}, quiet=True),
-        optimizer,
-        1,
-        lambda _: model(torch.ones(4, 3)).sum(),
-        label=[0, 1, 1, 0],
-        dataset="d",
-    )
-    given = []
-    monkeypatch.setattr(process, "_tables", partial(_noted, given, process._tables))
-    with dualform.open(tmp_path) as four:
-        assert four.sql("SELECT name FROM Labels ORDER BY label").records() == [{"name": "cat"}, {"name": "dog"}]
-        assert four.sql('SELECT count(*) AS n FROM "labels"').records() == [{"n": 2}]
-        assert given == [{"labels"}]
-        assert four.sql("SELECT count(*) AS n FROM labels, slots").records() == [{"n": 8}]
-        assert four.sql("SELECT count(*) AS n FROM labels").records() == [{"n": 2}]
-    assert len(given) == 2  # a child that has all of them is not given up
-
-
-def test_statements_about_attribution_need_no_slots_and_keep_the_tables_of_those_before(sql, monkeypatch):
-    given = []
-    monkeypatch.setattr(process, "_tables", partial(_noted, given, process._tables))
-    for statement in (
-        "SELECT name FROM labels",
-        "SELECT max(query) AS q FROM adjoints WHERE sample = 3 AND (value < 0)",
-        "SELECT count(*) AS n FROM retrainings JOIN left_out USING (name, set) WHERE query = 1",
-        "SELECT name FROM labels",
-    ):
-        run(sql, statement)
-    assert given == [{"labels"}, {"labels", "adjoints"}, {"labels", "adjoints", "retrainings", "left_out"}]
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "SELECT count(*) AS n FROM query_table('sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
-        "SELECT count(*) AS n FROM adjoints RIGHT JOIN query /* a\n call */ ('FROM sl' || 'ots') ON true",
-        "SELECT count(*) AS n FROM json_execute_serialized_sql(json_serialize_sql('FROM duckdb' || '_tables()')), "
-        "(SELECT count(*) FROM labels)",
-    ],
-)
-def test_a_statement_that_begins_a_child_is_answered_as_by_one_that_has_every_table(sql, going_on, statement):
-    first = run(sql, statement).records()
-    run(going_on, "SELECT count(*) FROM slots")
-    assert run(going_on, statement).records() == first
-    assert first[0]["n"] >= 4
-
-
-def test_a_statement_that_is_wrong_about_labels_is_refused_with_the_message_of_all_tables(sql):
-    with pytest.raises(BadInput) as first:
-        run(sql, "SELECT nothing FROM labels")
-    assert sql._given is None
-    with pytest.raises(BadInput) as again:
-        run(sql, "SELECT nothing FROM labels")
-    assert str(first.value) == str(again.value)
-
-
-def _noted(given: list, tables, view, names):
-    found = tables(view, names)
-    given.append(set(found))
-    return found
-
-
-def test_statements_are_answered_beside_thousands_of_open_descriptors(sql):
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if before[1] < 2048:
-        pytest.skip(f"at most {before[1]} files may be open here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        assert run(sql, "SELECT 1 AS one").records() == [{"one": 1}]
-    finally:
-        for each in held:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_refresh_does_not_wait_for_a_statement_whose_child_ends_with_it(own_engine):
-    own_engine.sql("SELECT 1")
-    before, over, refused = own_engine._sql, threading.Event(), []
-
-    def ask() -> None:
-        try:
-            own_engine.ask(SqlStatement(ENDLESS), over.is_set)
-        except Cancelled as error:
-            refused.append(error)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    until(before._lock.locked)
-    moved = patch.object(type(own_engine._view.snapshot), "moved", lambda self: True)
-    try:
-        with moved, patch("dualform.query.engine.opened_again", lambda seen, segments: seen):
-            refreshing = threading.Thread(target=own_engine.refresh)
-            refreshing.start()
-            refreshing.join(10)
-            assert not refreshing.is_alive()
-        assert asking.is_alive()
-        assert own_engine.sql("SELECT 1 AS one").records() == [{"one": 1}]
-    finally:
-        over.set()
-        asking.join()
-        refreshing.join()
-    assert len(refused) == 1
-    assert before._child is None
-
-
-def test_whoever_waits_for_a_child_that_does_not_read_stops_when_it_has_to(sql):
-    run(sql, "SELECT 1")
-    os.kill(sql._child.pid, signal.SIGSTOP)
-    stopped, given = threading.Event(), []
-
-    def check() -> None:
-        if stopped.is_set():
-            raise Cancelled("given up")
-
-    def ask() -> None:
-        try:
-            sql.run("SELECT 1 -- " + "x" * 1_000_000, check)
-        except Cancelled as error:
-            given.append(error)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    time.sleep(0.3)  # so that the pipe is full
-    stopped.set()
-    asking.join(10)
-    try:
-        assert len(given) == 1
-    finally:
-        if sql._child is not None:
-            os.kill(sql._child.pid, signal.SIGCONT)
-        asking.join()
-    assert run(sql, "SELECT 1 AS one").records() == [{"one": 1}]
-
-
-FORKING = """
-import os, sys
-import numpy as np
-from dualform.query.sql.process import Sql
-from dualform.query.view import View
-from tests.query import arrays
-
-memory = arrays.memory({"fc": np.ones((4, 2), np.float32)}, {"label": [1, 2, 3, 4]})
-sql = Sql(View(memory, arrays.engine(memory)._view.backend, 1 << 20), seconds=10)
-sql.run("SELECT 1", lambda: None)
-
-forked = []
-
-def behind(frame, event, act):  # every write, a fork that ends as any process does
-    if event == "c_return" and act.__name__ == "write" and len(forked) < 4:
-        forked.append(os.fork())
-        if not forked[-1]:
-            sys.exit(0)
-        os.waitpid(forked[-1], 0)
-
-sys.setprofile(behind)
-found = sql.run("SELECT 2 AS two", lambda: None).records()
-sys.setprofile(None)
-print(found, len(forked) > 0, flush=True)
-sql.close()
-"""
-
-
-def test_a_fork_in_the_midst_of_a_message_sends_no_part_of_it_again():
-    forking = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
-    assert forking.stdout.strip() == "[{'two': 2}] True", forking.stderr
-
-
-def test_a_child_counts_as_the_processs_own_is_replaced_if_it_was_killed_and_ends_if_it_is_retired(sql):
-    without = resident_bytes()
-    assert run(sql, "SELECT count(*) AS n FROM slots")["n"] == [4]
-    child = sql._child
-    with open(f"/proc/{child.pid}/status") as file:
-        held = 1024 * int(next(line for line in file if line.startswith("VmRSS")).split()[1])
-    assert held > 20 << 20
-    assert resident_bytes() > without + held // 2
-    child.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert run(sql, "SELECT count(*) AS n FROM slots")["n"] == [4]
-    assert sql._child is not child
-    child = sql._child.pid
-    sql.retire()
-    assert not os.path.exists(f"/proc/{child}")
-    assert resident_bytes() < without + held // 2
-    assert run(sql, "SELECT 1 AS one").records() == [{"one": 1}]  # by whoever still holds the old view
-    assert sql._child is None
-
-
-def test_a_servers_bound_of_answers_is_one_of_statements(engine):
-    bounds = QuestionBounds(answer_bytes=1 << 20)
-    with pytest.raises(BadInput, match="The answer takes more than 1 MiB"):
-        engine.ask(SqlStatement("SELECT repeat('x', 1000) FROM range(3000)"), None, bounds)
-    assert engine.ask(SqlStatement("SELECT 1 AS one"), None, bounds).rows == 1
-
-
-def test_a_statement_has_less_time_than_a_client_waits_for_it():
-    assert Connection("127.0.0.1:1").timeout > process.SECONDS
