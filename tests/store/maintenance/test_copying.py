@@ -237,6 +237,15 @@ def test_a_query_set_that_was_taken_behind_what_is_left_is_dropped(tmp_path):
     assert check_memory(tmp_path / "copy") == []
 
 
+def test_a_training_may_still_be_resumed_at_the_last_step_that_is_left(tmp_path):
+    Training().run(tmp_path / "m", 4, saved=(2, 3))
+    assert [mark.step for mark in Manifest.read(tmp_path / "m").marks] == [2, 3, 4]
+    flip(next((tmp_path / "m").rglob("values-000001.npy")))
+    _, copy = repair(tmp_path / "m", tmp_path / "copy")
+    assert copy.steps == 2
+    assert [mark.step for mark in Manifest.read(tmp_path / "copy").marks] == [2]
+
+
 def test_weights_of_the_end_and_query_sets_are_done_without(memory, whole, tmp_path):
     flip(memory / "weights" / "final.safetensors")
     flip(next((memory / "probes").glob("*/queries-*.npy")))
