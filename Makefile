@@ -60,8 +60,8 @@ seeds: setup
 # The compiled loops with gcc's address and undefined-behaviour sanitizers, under their own tests and those of what they
 # answer; then the same tests with Python's checks of its own memory. Tests that start processes or compile are left out.
 SANITIZED := build/sanitized
-SANITIZED_TESTS := tests/kernels tests/contract tests/record/test_resumed.py tests/query/test_gradient_screen.py \
-	tests/query/test_screen.py tests/query/test_direct_outputs.py tests/record/audit/test_projection.py
+SANITIZED_TESTS := tests/kernels tests/contract tests/record/test_resumed.py tests/query/test_gradients.py \
+	tests/query/search/test_screen.py tests/query/weights/test_direct_outputs.py tests/record/audit/test_projection.py
 
 sanitize: setup
 	CC=gcc CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1" DUALFORM_REQUIRE_LOOPS=1 \

@@ -60,13 +60,13 @@ PARTS = (
         "files altered or cut short",
         "The memory is refused with the name of the file, or answers as before; a torn journal leaves whole steps. A "
         "repair leaves a prefix that passes every check, or nothing.",
-        ("record/test_altered.py", "store/test_repair.py"),
+        ("record/test_altered.py", "store/maintenance/test_copying.py"),
     ),
     Part(
         "a second writer; readers during writing; files removed under a server",
         "The second writer is refused. A reader sees whole steps. An error names the file within the memory and no "
         "path of the server.",
-        ("store/test_writing_lock.py", "store/test_read_while_written.py", "service/test_damaged_memories.py"),
+        ("store/writing/test_locks.py", "store/writing/test_killed.py", "service/test_damaged_memories.py"),
     ),
     Part(
         "mutated requests; random bytes on the port",
@@ -76,7 +76,7 @@ PARTS = (
     Part(
         "hostile filters and SQL",
         "They reach no file, environment or network, and stop at their deadline.",
-        ("service/test_hostile_masks.py", "query/test_sql_bounds.py"),
+        ("service/test_hostile_masks.py", "query/sql/test_sql.py"),
     ),
     Part(
         "stalled, idle and greedy clients",

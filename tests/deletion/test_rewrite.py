@@ -264,17 +264,24 @@ def test_what_cannot_be_deleted_is_refused_and_nothing_changes(tmp_path):
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sound") / "memory"
+    write_whole_memory(path, [6, 6, 6])
+    return path
+
+
 @pytest.mark.parametrize(
     "linked",
     [
-        "memory.json", "shard-00000", "shard-00000/slots.duckdb", "shard-00000/layers", "shard-00000/layers/layer-0",
+        "memory.json", "shard-00000", "shard-00000/slots.duckdb", "shard-00000/layers",
         "shard-00000/layers/layer-1/values-000000.npy", "shard-00000/others", "weights", "weights/initial.safetensors",
-        "probes", "probes/test", "probes/test/labels.npy", "gallery", "gallery/first", "shard-00000-1",
-        "gallery/first/samples-000000.arrow", "run-00001",
+        "probes", "probes/test/labels.npy", "gallery", "shard-00000-1", "gallery/first/samples-000000.arrow",
+        "run-00001",
     ],
 )  # fmt: skip
-def test_a_link_among_its_files_is_refused_by_name_and_nothing_changes(tmp_path, linked):
-    write_whole_memory(tmp_path / "memory", [6, 6, 6])
+def test_a_link_among_its_files_is_refused_by_name_and_nothing_changes(sound, tmp_path, linked):
+    shutil.copytree(sound, tmp_path / "memory")
     path, away = tmp_path / "memory" / linked, tmp_path / "away"
     away.mkdir()
     if path.exists():
@@ -288,8 +295,8 @@ def test_a_link_among_its_files_is_refused_by_name_and_nothing_changes(tmp_path,
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-def test_a_link_to_the_whole_memory_is_followed_and_links_of_others_are_left(tmp_path):
-    write_whole_memory(tmp_path / "memory", [6, 6, 6])
+def test_a_link_to_the_whole_memory_is_followed_and_links_of_others_are_left(sound, tmp_path):
+    shutil.copytree(sound, tmp_path / "memory")
     for place, own in (("weights/best.pt", b"theirs"), ("notes.txt", b"notes")):
         (tmp_path / "own").mkdir(exist_ok=True)
         (tmp_path / "own" / Path(place).name).write_bytes(own)

@@ -20,6 +20,7 @@ from dualform.influence.adjoint import adjoint, retrain
 from dualform.influence.rerun import recorded_training
 from dualform.store.maintenance.check import check_memory
 from dualform.store.manifest import Manifest
+from tests.damage import flip
 from tests.trainings import record_steps, take_steps
 
 SAMPLES, ROWS, STEPS = 20, 6, 12
@@ -193,12 +194,6 @@ class Shifted(nn.Module):
         return self.second(hidden + 2 * torch.cat([0 * hidden[:1], hidden[:-1]]))
 
 
-class Running(Shifted):
-    def forward(self, x):
-        hidden = torch.tanh(self.first(x))
-        return self.second(hidden.cumsum(0) / torch.arange(1, len(x) + 1)[:, None])
-
-
 class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -253,9 +248,9 @@ class UnusedHead(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind=nn.LSTM):
+    def __init__(self):
         super().__init__()
-        self.layer, self.out = kind(5, 4, batch_first=True), nn.Linear(4, 3)
+        self.layer, self.out = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
 
     def forward(self, x):
         return self.out(self.layer(x[:, None].expand(-1, 3, -1))[0][:, -1])
@@ -295,15 +290,11 @@ def first_column_zero(generator):
 
 
 TRAININGS = {
-    "SGD": {},
     "momentum": {"optimizer": sgd(momentum=0.9, weight_decay=0.01), "schedule": True},
     "Nesterov": {"optimizer": sgd(momentum=0.9, nesterov=True), "twice": True},
-    "dampening": {"optimizer": sgd(momentum=0.9, dampening=0.3), "between": clipped(0.3)},
-    "every update clipped": {"optimizer": sgd(momentum=0.9), "between": clipped(0.01)},
-    "a sum": {"summed": True, "optimizer": sgd(lr=0.05)},
+    "dampening, every update clipped": {"optimizer": sgd(momentum=0.9, dampening=0.3), "between": clipped(0.01)},
     "accumulated": {"optimizer": sgd(lr=0.1, momentum=0.9), "accumulate": 2, "summed": True},
     "maximized": {"optimizer": sgd(lr=0.05, maximize=True), "more": lambda net, loss: -loss},
-    "Adam": {"optimizer": adam()},
     "Adam with decay": {"optimizer": adam(weight_decay=0.1), "accumulate": 2},
     "AdamW": {"optimizer": adam(torch.optim.AdamW, weight_decay=0.1), "between": clipped(0.3), "schedule": True},
     "Adam, inputs that are always 0": {"optimizer": adam(), "inputs": first_column_zero},
@@ -313,13 +304,10 @@ TRAININGS = {
             [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[2].parameters(), "weight_decay": 0.1}], lr=0.3
         )
     },
-    "attention": {"model": Attention, "inputs": tokens, "optimizer": adam()},
     "group normalization": {"model": Grouped},
     "tied weights": {"model": Tied},
     "an LSTM": {"model": Recurrent},
-    "a GRU": {"model": lambda: Recurrent(nn.GRU)},
     "a head of zeros, clipped": {"model": ZeroHead, "between": clipped(0.2)},
-    "dropout": {"model": Dropped, "keep_random": True, "optimizer": sgd(momentum=0.9)},
     "dropout and noise, accumulated": {"model": Dropped, "keep_random": True, "noise": True, "accumulate": 2},
     "dropout in attention": {
         "model": lambda: Attention(0.3),
@@ -346,8 +334,6 @@ def test_finite_differences_of_whole_trainings(tmp_path, said):
     "said",
     {
         "momentum": {"optimizer": sgd(momentum=0.9, weight_decay=0.01, nesterov=True)},
-        "accumulated": {"optimizer": sgd(lr=0.1, momentum=0.9, dampening=0.2), "accumulate": 2},
-        "Adam": {"optimizer": adam(weight_decay=0.1)},
         "AdamW": {"optimizer": adam(torch.optim.AdamW, weight_decay=0.1)},
         "dropout": {"model": lambda: Dropped(), "keep_random": True, "optimizer": sgd(momentum=0.9)},
     }.items(),
@@ -362,20 +348,20 @@ def test_a_rerun_on_the_same_machine_has_the_bits_of_the_training(tmp_path, said
     assert training.adjoint(tmp_path / "run").drift == 0.0
 
 
-def test_one_loss_of_all_queries_is_one_query(tmp_path):
-    training = Training()
-    each = training.adjoint(tmp_path / "run")
-    whole = adjoint(
-        tmp_path / "run", training.model, training.queries, nn.functional.cross_entropy, training.batches, per_row
-    )
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A training of an MLP by plain SGD, and its memory, which is only read."""
+    training, path = Training(), tmp_path_factory.mktemp("adjoint") / "run"
+    training.run(path=path)
+    return training, path
+
+
+def test_one_loss_of_all_queries_is_one_query(recorded):
+    training, path = recorded
+    each = adjoint(path, training.model, training.queries, per_row, training.batches)
+    whole = adjoint(path, training.model, training.queries, nn.functional.cross_entropy, training.batches, per_row)
     assert whole.values.shape == (1, SAMPLES)
     assert np.allclose(whole.values[0], each.values.mean(axis=0), atol=1e-6)
-
-
-def test_times_that_samples_were_seen(tmp_path):
-    found = Training(twice=True).adjoint(tmp_path / "run")
-    assert found.seen.sum() == 2 * ROWS * STEPS
-    assert found.samples.tolist() == sorted(found.samples.tolist())
 
 
 class Penalized(nn.Module):
@@ -467,10 +453,6 @@ REFUSED = {
     "something kept between passes": ({"model": Remembering}, "from one pass to the next|gets other inputs|other rows"),
     "one norm of all gradients": ({"between": clipped(0.02), "steps": 1}, "about the same norm"),
     "a function of the mean, once": ({"more": lambda net, loss: loss.log(), "steps": 1}, "a constant times it"),
-    "one gradient scaled": (
-        {"between": lambda net: [own.grad.mul_(0.5) for own in net.parameters() if float(own.grad.norm()) > 0.32]},
-        "differently|otherwise",
-    ),
     "a root": ({"more": lambda net, loss: loss.sqrt()}, "times the mean of train_loss"),
     "a penalty of weights": ({"more": lambda net, loss: loss + net[0].weight.square().sum()}, "explain its gradients"),
     "a penalty of activations": (
@@ -481,7 +463,6 @@ REFUSED = {
     "a generator of one's own": ({"model": Own, "keep_random": True}, "gets other inputs|not those of torch"),
     "dropout in eval mode, too": ({"model": Always, "keep_random": True}, "in eval mode, too"),
     "rows that see the row before": ({"model": Shifted}, "other rows of the batch"),
-    "a mean over the rows so far": ({"model": Running}, "other rows of the batch"),
     "reentrant checkpoints": ({"model": Checkpointed}, "without activation checkpointing"),
     "batch normalization of noise": (
         {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False)), "keep_random": True, "noise": True},
@@ -490,10 +471,6 @@ REFUSED = {
     "batch normalization": (
         {"model": lambda: normalized(nn.BatchNorm1d(6))},
         "as batch normalization does",
-    ),
-    "batch statistics without buffers": (
-        {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False))},
-        "other rows of the batch",
     ),
     "clipped numbers": ({"between": lambda net: nn.utils.clip_grad_value_(net.parameters(), 0.01)}, "explain its grad"),
     "an optimizer without adjoint": ({"optimizer": lambda net: torch.optim.RMSprop(net.parameters())}, "RMSprop"),
@@ -526,23 +503,21 @@ def test_a_training_that_cannot_be_run_once_more_is_refused(tmp_path, said):
         Training(**given).adjoint(tmp_path / "run")
 
 
-def test_rows_in_another_order_are_refused(tmp_path):
-    training = Training()
+def test_rows_in_another_order_and_another_loss_are_refused(recorded):
+    training, path = recorded
 
     def turned(step, samples):
         inputs, targets = training.batches(step, samples)
         return inputs.flip(0), targets.flip(0)
 
     with pytest.raises(Inexact, match=r"at step 0: layer .* gets other inputs"):
-        training.adjoint(tmp_path / "run", batches=turned)
+        adjoint(path, training.model, training.queries, per_row, turned)
 
-
-def test_another_loss_is_refused(tmp_path):
     def smoothed(outputs, targets):
         return nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
 
     with pytest.raises(Inexact, match="gets other error signals"):
-        Training().adjoint(tmp_path / "run", train_loss=smoothed)
+        adjoint(path, training.model, training.queries, per_row, training.batches, smoothed)
 
 
 @pytest.mark.parametrize(
@@ -563,10 +538,11 @@ def test_another_loss_is_refused(tmp_path):
         ({"queries": (torch.ones(2, 5).double(), torch.zeros(3).long())}, "2 inputs and 3 targets"),
     ],
 )
-def test_arguments_that_do_not_fit(tmp_path, given, why):
-    given = {"train_loss": per_row, **given}
+def test_arguments_that_do_not_fit(recorded, given, why):
+    training, path = recorded
+    usual = {"queries": training.queries, "loss": per_row, "batches": training.batches, "train_loss": per_row}
     with pytest.raises(BadInput, match=why):
-        Training().adjoint(tmp_path / "run", **given)
+        adjoint(path, training.model, **{**usual, **given})
 
 
 def test_a_record_without_samples_is_refused(tmp_path):
@@ -585,6 +561,8 @@ def test_a_record_without_samples_is_refused(tmp_path):
 def test_sums_by_what_is_said_of_samples(tmp_path):
     training = Training(twice=True)
     found = training.adjoint(tmp_path / "run")
+    assert found.seen.sum() == 2 * ROWS * STEPS
+    assert found.samples.tolist() == sorted(found.samples.tolist())
     labels = training.targets.numpy()[found.samples]
     assert found.columns["label"].tolist() == labels.tolist()
     sums = found.sums("label")
@@ -597,12 +575,16 @@ def test_sums_by_what_is_said_of_samples(tmp_path):
         found.sums("row")
 
 
-def test_the_table_has_a_row_for_each_query_and_sample(tmp_path):
+def test_the_table_has_a_row_for_each_query_and_sample_of_each_dataset(tmp_path):
     found = Training(datasets=True).adjoint(tmp_path / "run")
     table = found.table()
     assert table["value"].tolist() == found.values.ravel().tolist()
     assert table["sample"].tolist() == found.samples.tolist() * 4
     assert found.best(2, 1) == [(found.samples[place := int(np.abs(found.values[2]).argmax())], found.values[2, place])]
+    with pytest.raises(BadInput, match="Several datasets"):
+        found.without([0])
+    first = found.columns["dataset"] == "a"
+    assert np.allclose(found.without(first), found.sums("dataset").sums[:, 0])
 
 
 def test_little_ram_gives_the_same_values(tmp_path):
@@ -615,7 +597,7 @@ def test_little_ram_gives_the_same_values(tmp_path):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches, ram=each)
 
 
-@pytest.mark.parametrize("ends", [1, 12, 47])
+@pytest.mark.parametrize("ends", [1, 12])
 def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkeypatch, ends):
     """Four passes of one query each through 12 updates, with weights that are computed again."""
     monkeypatch.setattr("dualform.influence.adjoint._SECONDS", 0.0)
@@ -681,11 +663,10 @@ def test_retrainings_that_are_cut_off_go_on_from_their_checkpoint(tmp_path, monk
 
 
 @pytest.mark.parametrize("file", ["", 5, ".", "none/file"])
-def test_a_checkpoint_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, file):
+def test_a_checkpoint_that_cannot_be_written_is_refused_first(recorded, tmp_path, monkeypatch, file):
     monkeypatch.chdir(tmp_path)
-    training = Training()
-    training.run(path=tmp_path / "run")
-    arguments = tmp_path / "run", training.model, training.queries, per_row, lambda *_: pytest.fail("it began")
+    training, path = recorded
+    arguments = path, training.model, training.queries, per_row, lambda *_: pytest.fail("it began")
     with pytest.raises(BadInput, match="checkpoint"):
         adjoint(*arguments, checkpoint=file)
     with pytest.raises(BadInput, match="checkpoint"):
@@ -916,9 +897,7 @@ def test_kept_rows_go_with_deleted_samples(tmp_path):
 def test_a_damaged_file_of_kept_rows_is_an_error(tmp_path):
     Training().adjoint(tmp_path / "run", name="first")
     (file,) = (tmp_path / "run" / "attributions").iterdir()
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    flip(file, file.stat().st_size // 2)
     with (
         dualform.open(tmp_path / "run") as memory,
         pytest.raises(Damaged, match=r"adjoints-first-\w+\.arrow was altered"),
@@ -927,23 +906,15 @@ def test_a_damaged_file_of_kept_rows_is_an_error(tmp_path):
     assert "adjoints-first-" in check_memory(tmp_path / "run")[0]
 
 
-def test_numbers_of_several_datasets_are_refused(tmp_path):
-    found = Training(datasets=True).adjoint(tmp_path / "run")
-    with pytest.raises(BadInput, match="Several datasets"):
-        found.without([0])
-    first = found.columns["dataset"] == "a"
-    assert np.allclose(found.without(first), found.sums("dataset").sums[:, 0])
-
-
 def test_agreement_with_retrainings(tmp_path):
     from scipy.stats import spearmanr
 
     training = Training(optimizer=sgd(lr=0.05))
     found = training.adjoint(tmp_path / "run")
     retrained = retrain(
-        tmp_path / "run", training.model, training.queries, per_row, training.batches, random=30, share=0.05
+        tmp_path / "run", training.model, training.queries, per_row, training.batches, random=20, share=0.05
     )
-    assert retrained.sets.sum(axis=1).tolist() == [1] * 30
+    assert retrained.sets.sum(axis=1).tolist() == [1] * 20
     agreement = found.agreement(retrained)
     predicted = np.array([found.without(own) for own in retrained.sets])
     each = [spearmanr(predicted[:, query], retrained.changes[:, query])[0] for query in range(4)]
@@ -985,8 +956,7 @@ def test_the_caller_s_things_stay_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     "given", [{"random": 0}, {"random": 2.5}, {"share": 2.0}, {"share": "x"}, {"seed": -1}, {"without": 5}]
 )
-def test_retrainings_that_cannot_be(tmp_path, given):
-    training = Training()
-    training.run(path=tmp_path / "run")
+def test_retrainings_that_cannot_be(recorded, given):
+    training, path = recorded
     with pytest.raises(BadInput):
-        retrain(tmp_path / "run", training.model, training.queries, per_row, training.batches, **given)
+        retrain(path, training.model, training.queries, per_row, training.batches, **given)

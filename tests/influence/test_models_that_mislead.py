@@ -1,4 +1,4 @@
-"""Models and losses that would make a ledger wrong in silence: each is followed as autograd has it, or refused."""
+"""Models and losses that would make a ledger wrong in silence are followed as autograd has it, or refused in words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dualform
-from dualform.errors import BadInput
-from tests.influence.trainings import EXAMPLES, ROWS, Training, labels, losses, numbers, samples, sgd
-from tests.trainings import learn
+from dualform.errors import BadInput, DualformError, Inexact, RecordingError
+from tests.influence.trainings import (
+    EXAMPLES,
+    KINDS,
+    ROWS,
+    Training,
+    labels,
+    losses,
+    numbers,
+    perceptron,
+    samples,
+    sgd,
+    squares,
+)
+from tests.trainings import learn, record_steps
 
-STEPS = 10
+FEW = 10
 
 
 class Plain(nn.Module):
@@ -60,12 +72,11 @@ class Shifted(Plain):
 
 def recorded(make, path, **options):
     training = Training(make, numbers((6,)), sgd(lr=0.3, momentum=0.5), **options)
-    training.record(path, STEPS)
+    training.record(path, FEW)
     return training
 
 
-@pytest.mark.parametrize("make", [Checkpointed, Reentrant])
-@pytest.mark.parametrize("method", ["first-order", "path"])
+@pytest.mark.parametrize(("make", "method"), [(Checkpointed, "path"), (Reentrant, "first-order")])
 def test_what_a_backward_pass_runs_again_has_the_weights_of_the_step(tmp_path, make, method):
     training = recorded(make, tmp_path / "m")
     torch.manual_seed(5)
@@ -86,7 +97,7 @@ def test_a_loss_that_reads_the_model_reads_the_weights_of_the_step(tmp_path):
     found = dualform.ledger(tmp_path / "m", model, replace(training.influence(), loss=heavier))
     plain = dualform.ledger(tmp_path / "m", model, training.influence())
     with dualform.open(tmp_path / "m") as memory:
-        for step, own, other in ((0, found.initial, plain.initial), (STEPS, found.final, plain.final)):
+        for step, own, other in ((0, found.initial, plain.initial), (FEW, found.final, plain.final)):
             weight = memory.weights(at_step=step).arrays["head.weight"].astype(np.float64)
             np.testing.assert_allclose(own - other, 0.1 * np.square(weight).sum(), rtol=1e-5)
 
@@ -238,3 +249,117 @@ def test_slots_of_several_spaces_are_no_groups_together(seldom, by):
     path, model = seldom
     with pytest.raises(BadInput, match="slots of several spaces"):
         dualform.ledger(path, model, followed(by))
+
+
+STEPS = 12
+
+
+def infinite(output, y):
+    return squares(output, y) / torch.arange(len(y))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (
+            {"loss": lambda o, y: squares(o, y).mean()},
+            BadInput,
+            r"The loss of .* must return one number for each of 5 examples, not \[\]\.",
+        ),
+        ({"loss": lambda o, y: y.double()}, BadInput, "does not depend on any parameter of the model."),
+        ({"loss": infinite}, BadInput, "is (inf|nan) for example 0"),
+        ({"labels": labels(99)[:4]}, BadInput, "has 5 examples but 4 labels."),
+        ({"labels": None}, BadInput, "The labels of influence 'test' cannot be made a tensor: NoneType"),
+        ({"labels": 3}, BadInput, "has 5 examples but 0 labels."),
+        ({"by": "no such"}, DualformError, "no slot column 'no such'"),
+        ({"by": ()}, BadInput, "by must name at least one column."),
+        ({"method": "third-order"}, BadInput, "Unknown method 'third-order'"),
+        ({"points": 0, "method": "path"}, BadInput, "points must be a whole number from 1 to 16, not 0"),
+        ({"tail": 1.0}, BadInput, r"tail must be at least 0 and less than 1, not 1\.0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, change, error, said):
+    training = KINDS["linear layers"]
+    training.record(tmp_path / "m", 2)
+    with pytest.raises(error, match=said):
+        dualform.ledger(tmp_path / "m", training.make(), replace(training.influence(), **change))
+
+
+def test_another_model_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    training.record(tmp_path / "m", 2)
+    with pytest.raises(BadInput, match="The model lacks '2'"):
+        dualform.ledger(tmp_path / "m", nn.Sequential(nn.Linear(6, 7)), training.influence())
+    with pytest.raises(BadInput, match=r"'0.bias' is \[7\] in the memory, and \[9\] in the model"):
+        dualform.ledger(
+            tmp_path / "m", nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)), training.influence()
+        )
+
+
+def test_rules_that_take_numbers_together_are_refused_with_the_reason(tmp_path):
+    training = replace(KINDS["linear layers"], optimizer=lambda model: torch.optim.Adafactor(model.parameters()))
+    training.record(tmp_path / "m", 2)
+    with pytest.raises(
+        Inexact,
+        match=r"dualform\.ledger does not support Adafactor, which does not scale the gradient of "
+        r"'0\.weight' number by number\.",
+    ):
+        dualform.ledger(tmp_path / "m", training.make(), training.influence())
+
+
+class Placed(nn.Module):
+    """Words and their places, of which a table has one row for all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(12, 6), nn.Embedding(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.words(x) + self.places(torch.arange(5))).mean(1))
+
+
+def test_rows_that_examples_share_are_refused_and_one_example_is_followed(tmp_path):
+    """There are as many places as examples."""
+    training = replace(KINDS["LSTM and embedding"], make=Placed)
+    training.record(tmp_path / "m", STEPS)
+    influence = training.influence(method="path")
+    with pytest.raises(BadInput, match="rows of layer 'places' do not belong to single examples"):
+        dualform.ledger(tmp_path / "m", training.make(), influence)
+    one = replace(influence, inputs=influence.inputs[:1], labels=influence.labels[:1])
+    found = dualform.ledger(tmp_path / "m", training.make(), one)
+    assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
+
+
+def test_a_model_that_is_being_recorded_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    model = training.record(tmp_path / "m", 2)
+    with dualform.Recorder(model, training.optimizer(model), tmp_path / "n", quiet=True) as recorder:
+        with recorder.step(sample=samples(0)):
+            training.loss(model(training.inputs(0)), labels(0)).mean().backward()
+        with pytest.raises(RecordingError, match="A recorder is open on this model"):
+            dualform.ledger(tmp_path / "m", model, training.influence())
+
+
+def test_a_memory_of_which_samples_were_deleted_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    training.record(tmp_path / "m", 2)
+    dualform.delete(tmp_path / "m", "sample = 3")
+    with pytest.raises(
+        Inexact, match="Samples were deleted, so their effect is known only for the end of the training"
+    ):
+        dualform.ledger(tmp_path / "m", training.make(), training.influence())
+
+
+def test_a_memory_without_values_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, values=False),
+        optimizer,
+        2,
+        lambda step: training.loss(model(training.inputs(step)), labels(step)).mean(),
+        sample=lambda step: samples(step),
+    )
+    with pytest.raises(Inexact, match="no layer has values"):
+        dualform.ledger(tmp_path / "m", perceptron(), training.influence())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers import Cancellation, Hits, Outputs, Scan, Status, Weights
+from dualform.answers import Outputs, Status, Weights
 from dualform.errors import BadInput, Inexact, MissingPackage, NotFound
 from tests.trainings import record_steps
 
@@ -217,12 +217,6 @@ class TestWeights:
             weights["w"]
 
 
-def test_cancellation_is_a_mapping_by_layer():
-    figures = Cancellation({"fc": 2.0}, Scan())
-    assert dict(figures) == figures == {"fc": 2.0}
-    assert len(figures) == 1
-
-
 @pytest.mark.parametrize(
     ("status", "says"),
     [
@@ -235,10 +229,3 @@ def test_cancellation_is_a_mapping_by_layer():
 def test_a_status_says_what_it_is(status, says):
     assert str(status) == says
     assert status.exact is (says == "exact")
-
-
-def test_hits_of_no_known_space_are_looked_up_in_the_only_one():
-    from dualform.methods import _lookup
-
-    hits = Hits(np.array([3]), np.ones(1, np.float32), np.array([[1]]))
-    assert _lookup(hits, None).space is None

@@ -162,13 +162,7 @@ def test_a_fork_waits_for_what_would_leave_duckdb_locked():
     assert not locks_file.forked()
 
 
-def test_a_fork_waits_no_longer_than_it_must(monkeypatch):
-    monkeypatch.setattr(locks_file, "MOST_SECONDS", 0.1)
-    with locks_file.held_back():
-        in_a_fork(lambda: None)
-
-
-def test_a_fork_of_whoever_is_inside_leaves_nothing_to_wait_for(monkeypatch):
+def test_a_fork_of_whoever_is_inside_waits_no_longer_than_it_must_and_leaves_nothing_to_wait_for(monkeypatch):
     monkeypatch.setattr(locks_file, "MOST_SECONDS", 0.1)
     with locks_file.held_back():
         child = os.fork()
@@ -203,10 +197,9 @@ def test_forks_wait_while_a_query_set_is_parsed(folder, monkeypatch):
     assert set(inside) == {1}
 
 
-@pytest.mark.parametrize("backend", ["torch", "faiss"])
-def test_a_fork_scores_without_the_threads_that_openmp_had(backend):
+def test_a_fork_scores_without_the_threads_that_openmp_had():
     """OpenMP waits for its threads for ever in a fork of a thread that has used them."""
-    script = f"""
+    script = """
 import os, signal, faiss, numpy as np, torch
 from dualform.query.score.backends import choose
 torch.set_num_threads(2); faiss.omp_set_num_threads(2)
@@ -218,13 +211,14 @@ def ask(own):
         if hasattr(own, "top"):
             assert (own.top(keys, asked, 3)[0] == 64).all()
 
-parent = choose({backend!r})
-ask(parent)
+parents = [choose("torch"), choose("faiss")]
+for parent in parents:
+    ask(parent)
 child = os.fork()
 if not child:
     signal.alarm(60)
-    ask(parent)
-    ask(choose({backend!r}))
+    for own in (*parents, choose("torch"), choose("faiss")):
+        ask(own)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """

@@ -1,31 +1,125 @@
-"""Dot products of gradients, against autograd in float64: of each slot's share of its batch's loss, and of examples."""
+"""Dot products of gradients, against autograd in float64, and the best slots as the screen finds them."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dualform
+from dualform import kernels
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.questions import ExampleGradients, LayerGradients
 from dualform.record.examples import Examples, SignalPasses
 from tests.cases import some
 from tests.store.small_memory import TOKENS, open_writer, token_batch
-from tests.trainings import record_steps
+from tests.trainings import learn, record_steps
 
-from .gradient_networks import CLASSES, NETWORKS, ROWS, STEPS, TESTS, Case, loss
+CLASSES, ROWS, STEPS, TESTS = 3, 4, 5, 3
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def case(request, tmp_path_factory):
-    return Case(request.param, tmp_path_factory.mktemp("gradients") / "m")
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(4, 6, 3, groups=2), nn.Linear(6, CLASSES, bias=False)
+
+    def forward(self, images):
+        return self.head(self.conv(images).relu().mean((2, 3)))
+
+
+class Words(nn.Module):
+    """A table, a recurrent layer and a head whose weight is the table's."""
+
+    def __init__(self, kind=nn.LSTM):
+        super().__init__()
+        self.words, self.inner, self.head = (
+            nn.Embedding(CLASSES, 4),
+            kind(4, 4, batch_first=True),
+            nn.Linear(4, CLASSES),
+        )
+        self.head.weight = self.words.weight
+
+    def forward(self, words):
+        return self.head(self.inner(self.words(words))[0]).mean(1)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, tokens):
+        return self.head(self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+NETWORKS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES)), lambda n: torch.randn(n, 5)),
+    "images": (Images, lambda n: torch.randn(n, 4, 5, 5)),
+    "words": (Words, lambda n: torch.randint(0, CLASSES, (n, 6))),
+    "gated words": (lambda: Words(nn.GRU), lambda n: torch.randint(0, CLASSES, (n, 6))),
+    "attention": (Attention, lambda n: torch.randn(n, 3, 4)),
+}
+
+
+def loss(output, labels):
+    return nn.functional.cross_entropy(output, labels, reduction="none")
+
+
+class Case:
+    """A network recorded for some steps, and what autograd makes of each sample's loss at the weights of its step."""
+
+    def __init__(self, name, path):
+        torch.manual_seed(0)
+        build, draw = NETWORKS[name]
+        self.model = build()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.5)
+        self.gradients = []
+        with dualform.Recorder(self.model, optimizer, path, quiet=True) as recorder:
+            for step in range(STEPS):
+                inputs, labels = draw(ROWS), torch.randint(0, CLASSES, (ROWS,))
+                self.gradients += [self.gradient_of(inputs[i : i + 1], labels[i : i + 1]) for i in range(ROWS)]
+                with recorder.step(label=labels, sample=torch.arange(ROWS) + ROWS * step):
+                    learn(optimizer, loss(self.model(inputs), labels).sum())
+        self.tests = draw(TESTS), torch.randint(0, CLASSES, (TESTS,))
+        self.memory = dualform.open(path)
+        self.asked = self.memory.gradients(self.model, *self.tests, loss)
+
+    def gradient_of(self, inputs, labels):
+        """By parameter, float64: of one sample's loss, at the weights as they are."""
+        double = {name: own.detach().double().requires_grad_() for name, own in self.model.named_parameters()}
+        inputs = inputs.double() if inputs.is_floating_point() else inputs
+        found = torch.func.functional_call(self.model, double, (inputs,))
+        return dict(zip(double, torch.autograd.grad(loss(found, labels).sum(), list(double.values())), strict=True))
+
+    def dot_products(self, names=None):
+        """float64[tests, samples]: of all parameters, or of some."""
+        tests = [self.gradient_of(self.tests[0][i : i + 1], self.tests[1][i : i + 1]) for i in range(TESTS)]
+        return np.array(
+            [
+                [sum(float((one[name] * other[name]).sum()) for name in names or one) for other in self.gradients]
+                for one in tests
+            ]
+        )
 
 
 @pytest.fixture(scope="module")
-def mlp(tmp_path_factory):
-    return Case("mlp", tmp_path_factory.mktemp("gradients") / "m")
+def recorded(tmp_path_factory):
+    """Each network is recorded once, by name."""
+    return cache(lambda name: Case(name, tmp_path_factory.mktemp("gradients") / "m"))
+
+
+@pytest.fixture(params=NETWORKS)
+def case(request, recorded):
+    return recorded(request.param)
+
+
+@pytest.fixture
+def mlp(recorded):
+    return recorded("mlp")
 
 
 def test_sums_by_sample_are_autograds(case):
@@ -156,8 +250,8 @@ def test_layers_without_gradients_are_named(tmp_path):
     assert both.flat_scores.tobytes() == alone.flat_scores.tobytes()
 
 
-def test_a_part_of_a_layer_is_refused(tmp_path):
-    images = Case("images", tmp_path / "m")
+def test_a_part_of_a_layer_is_refused(recorded):
+    images = recorded("images")
     for ask in (images.memory.topk, images.memory.group_sum):
         by = {"by": "sample"} if ask == images.memory.group_sum else {}
         with pytest.raises(BadInput, match=r"'conv\.0' is a part of layer 'conv'"):
@@ -373,3 +467,103 @@ def test_a_layer_without_slots_brings_nothing(tmp_path):
             assert ask(["some", "every"], both) == ask(["every"], alone)
         with pytest.raises(EmptyMask):
             memory.topk("some", examples(("some", 3)), k=3, score="gradient")
+
+
+class Deep(nn.Module):
+    """Three layers, the last of them without a bias, and more samples than a screen would keep."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 12), nn.Tanh())
+        self.head = nn.Linear(12, CLASSES, bias=False)
+
+    def forward(self, inputs):
+        return self.head(self.parts(inputs))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    torch.manual_seed(0)
+    model, path = Deep(), tmp_path_factory.mktemp("gradients") / "m"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    every = torch.randn(300, 20)
+    record_steps(
+        dualform.Recorder(model, optimizer, path, quiet=True),
+        optimizer,
+        ((step, torch.randint(0, 300, (100,))) for step in range(40)),
+        lambda step, index: loss(model(every[index] * (1 + step % 3)), index % CLASSES).mean(),
+        label=lambda step, index: index % 5,
+        sample=lambda step, index: index,
+    )
+    return model, path
+
+
+@pytest.mark.parametrize(("layers", "where"), [("*", None), ("head", "label <> 1"), (["parts.0", "head"], None)])
+def test_the_screen_finds_what_all_scores_say(deep, layers, where):
+    model, path = deep
+    with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
+        asked = scan.gradients(model, torch.randn(6, 20), torch.arange(6) % CLASSES, loss)
+        expected, found = (memory.topk(layers, asked, 5, where, score="gradient") for memory in (scan, screen))
+        assert found.ids.tobytes() == expected.ids.tobytes()
+        assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+        if kernels.library() is not None:
+            assert screen.tally.fallbacks == 0
+
+
+def test_the_screen_leaves_to_the_scan_what_it_cannot_tell(case):
+    last = case.memory.info().layers[-1].name
+    with dualform.open(case.memory.path, backend="int8") as screen:
+        expected = case.memory.group_sum(last, case.asked, by="slot", score="gradient")
+        found = screen.topk(last, case.asked, 2, score="gradient")
+        slots = [key[0] for key in expected.groups]
+        for own, sums in some(zip(found.slots, expected.sums, strict=True)):
+            assert own.tolist() == [slots[g] for g in np.lexsort((slots, -sums))[:2]]
+
+
+def test_examples_whose_error_signals_are_zero_or_beyond_float32_are_answered(deep):
+    _, path = deep
+    rng = np.random.default_rng(0)
+    keys, errors = rng.normal(size=(4, 20)), rng.normal(size=(4, 16))
+    errors[1], errors[2], keys[3] = 0, errors[2] * 1e-30, keys[3] * 1e25
+    asked = ExampleGradients(4, {"parts.0": LayerGradients(keys, errors, np.arange(4))})
+    with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
+        expected, found = (memory.topk("parts.0", asked, 5, score="gradient") for memory in (scan, screen))
+    assert found.ids.tobytes() == expected.ids.tobytes()
+    assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+
+
+@pytest.fixture(scope="module")
+def scanned_and_screened(deep):
+    _, path = deep
+    with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
+        yield scan, screen
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(-12, 12), min_size=4, max_size=4),
+    places=st.integers(0, 3),
+    rows=st.integers(1, 6),
+    k=st.integers(1, 20),
+)
+def test_the_screen_loses_no_slot_whatever_the_rows(scanned_and_screened, seed, sizes, places, rows, k):
+    """Of any sizes, some rows of zeros, and of a row's numbers only a few apart from zero."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(width, size):
+        found = rng.normal(size=(2 * rows, width)) * 10.0 ** (size / 2)
+        found[rng.random(2 * rows) < 0.2] = 0
+        if places:
+            found[:, places:] = 0
+        return found
+
+    examples = np.repeat([0, 1], rows)
+    layers = {
+        "parts.0": LayerGradients(drawn(20, sizes[0]), drawn(16, sizes[1]), examples),
+        "head": LayerGradients(drawn(12, sizes[2]), drawn(CLASSES, sizes[3]), examples),
+    }
+    asked = ExampleGradients(2, layers)
+    expected, found = (memory.topk("*", asked, k, score="gradient") for memory in scanned_and_screened)
+    assert found.ids.tobytes() == expected.ids.tobytes()
+    assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()

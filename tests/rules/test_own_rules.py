@@ -17,9 +17,8 @@ from dualform.query.weights import reconstruction
 from dualform.query.weights.reconstruction import BOUND
 from tests.cases import some
 from tests.record.listed import batches, small_net, snapshot
+from tests.rules.own import Heavy, Normed, NormedRule, Plain, Sign, SignRule
 from tests.trainings import learn
-
-from .own import Heavy, Normed, NormedRule, Plain, Sign, SignRule
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
 KINDS = {"sign": Sign, "normed": Normed, "plain": Plain, "heavy": Heavy}
@@ -40,10 +39,24 @@ def record(path, kind, between=None, steps=STEPS):
     return model, history
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """By the name of an optimizer: its memory, which is only read, its model, and the parameters at each step."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            path = tmp_path_factory.mktemp("own") / "m"
+            made[name] = path, *record(path, KINDS[name])
+        return made[name]
+
+    return of
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_the_record_rebuilds_the_weights_at_any_step(tmp_path, name):
-    _, history = record(tmp_path / "m", KINDS[name])
-    with dualform.open(tmp_path / "m") as memory:
+def test_the_record_rebuilds_the_weights_at_any_step_and_shares_add_up(recorded, name):
+    path, _, history = recorded(name)
+    with dualform.open(path) as memory:
         for layer, found in some(memory.verify().items()):
             assert found.reconstruction_error <= 1e-5, layer
             assert found.exact
@@ -51,12 +64,6 @@ def test_the_record_rebuilds_the_weights_at_any_step(tmp_path, name):
             found = memory.weights(at_step=at_step, allow_inexact=True)
             for parameter, weight in history[at_step].items():
                 assert found[parameter].numpy() == pytest.approx(weight, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_shares_of_masks_add_up_to_the_whole(tmp_path, name):
-    record(tmp_path / "m", KINDS[name])
-    with dualform.open(tmp_path / "m") as memory:
         start = memory.weights(at_step=0, allow_inexact=True)["2.weight"].double()
         whole, *parts = (
             memory.weights(where, at_step=STEPS - 1, allow_inexact=True)["2.weight"].double() - start
@@ -66,9 +73,8 @@ def test_the_shares_of_masks_add_up_to_the_whole(tmp_path, name):
         assert all(float(part.norm()) > 0.05 * float(whole.norm()) for part in parts)
 
 
-def test_what_depends_on_the_whole_gradient_gives_no_coefficient(tmp_path):
-    record(tmp_path / "m", Sign)
-    with dualform.open(tmp_path / "m") as memory:
+def test_what_depends_on_the_whole_gradient_gives_no_coefficient(recorded):
+    with dualform.open(recorded("sign")[0]) as memory:
         with pytest.raises(Inexact, match="this run used Sign"):
             memory.coefficients("0", [0])
         found = memory.cancellation("label = 1")
@@ -96,9 +102,9 @@ def test_a_rule_of_single_numbers_is_watched_through_entries(tmp_path):
 NOT_WATCHED = "Normed was not watched while training; `verify` measures the end of it."
 
 
-def test_a_rule_of_whole_matrices_is_graded_by_verify_alone(tmp_path):
-    model, _ = record(tmp_path / "m", Normed)
-    with dualform.open(tmp_path / "m") as memory:
+def test_a_rule_of_whole_matrices_is_graded_by_verify_alone(recorded):
+    path, model, _ = recorded("normed")
+    with dualform.open(path) as memory:
         status = memory.info().layers[0].status
         assert (status.name, status.error, status.reason) == ("approximate", None, NOT_WATCHED)
         found, answer = memory.weights(), memory.output("2", np.ones((1, 7), np.float32))
@@ -111,14 +117,13 @@ def test_a_rule_of_whole_matrices_is_graded_by_verify_alone(tmp_path):
         assert memory.info().layers[0].status == status  # which still reads no slot
 
 
-def test_the_reconstruction_is_measured_once(tmp_path, monkeypatch):
-    record(tmp_path / "m", Normed)
+def test_the_reconstruction_is_measured_once(recorded, monkeypatch):
     measured = []
     monkeypatch.setattr(
         reconstruction, "_certify", lambda view, layer, check, of=reconstruction._certify: measured.append(layer.name)
         or of(view, layer, check),
     )  # fmt: skip
-    with dualform.open(tmp_path / "m") as memory:
+    with dualform.open(recorded("normed")[0]) as memory:
         memory.info()
         memory.weights(at_step=3, allow_inexact=True)
         assert measured == []
@@ -129,9 +134,9 @@ def test_the_reconstruction_is_measured_once(tmp_path, monkeypatch):
     assert sorted(measured) == ["0", "2", "4"]
 
 
-def test_before_the_end_a_rule_that_was_not_watched_is_answered_on_demand_alone(tmp_path):
-    _, history = record(tmp_path / "m", Normed)
-    with dualform.open(tmp_path / "m") as memory:
+def test_before_the_end_a_rule_that_was_not_watched_is_answered_on_demand_alone(recorded):
+    path, _, history = recorded("normed")
+    with dualform.open(path) as memory:
         with pytest.raises(
             Inexact, match="Layer '2' cannot be reconstructed exactly: Normed was not watched"
         ) as refused:
@@ -144,11 +149,6 @@ def test_before_the_end_a_rule_that_was_not_watched_is_answered_on_demand_alone(
         assert whole.value.hint == refused.value.hint
         found = memory.weights(at_step=12, allow_inexact=True)
         assert found["2.weight"].numpy() == pytest.approx(history[12]["2.weight"], abs=1e-6)
-
-
-def test_how_far_a_mask_moves_weights_is_refused_where_they_are(tmp_path):
-    record(tmp_path / "m", Normed)
-    with dualform.open(tmp_path / "m") as memory:
         with pytest.raises(Inexact, match="Layer '0' cannot be reconstructed exactly: Normed was not watched"):
             memory.cancellation("label = 1", at_step=12)
         assert len(memory.cancellation("label = 1", at_step=12, allow_inexact=True).concentrations) == 3
@@ -172,10 +172,10 @@ def test_verify_finds_what_nobody_watched(tmp_path):
         assert (found.status, found.unrecorded_change) == (status, pytest.approx(status.error))
 
 
-def test_a_memory_of_a_rule_that_is_not_here_gives_scores_only(tmp_path, monkeypatch):
-    record(tmp_path / "m", Sign)
+def test_a_memory_of_a_rule_that_is_not_here_gives_scores_only(recorded, monkeypatch):
+    path, *_ = recorded("sign")
     monkeypatch.delitem(rules._BY_TYPE, "tests.rules.own.Sign")
-    with dualform.open(tmp_path / "m") as memory:
+    with dualform.open(path) as memory:
         status = memory.info().layers[0].status
         assert status.name == "scores only"
         assert status.reason == "its update rule 'sign' is not known here (dualform.rules.register tells of it)."

@@ -13,9 +13,8 @@ from dualform.errors import BadInput
 from dualform.record.setup.optimizers import why_no_rule
 from dualform.rules import Scale, State, UpdateRule, named, of_type, register, why_refused
 from tests.record.listed import batches, small_net
+from tests.rules.own import Sign, SignRule
 from tests.trainings import learn
-
-from .own import Sign, SignRule
 
 
 class Momentum(torch.optim.Optimizer):
@@ -116,19 +115,22 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_rule_that_breaks_its_promises_gives_scores_only(tmp_path, what):
+def test_a_rule_that_breaks_its_promises_is_found_out(what):
     changed, reason = BROKEN[what]
     register(Momentum, of(**changed))
+    assert f"cannot follow parameter group 0, for {reason}" in why_no_rule(Momentum(small_net().parameters()))
+
+
+def test_a_rule_that_breaks_its_promises_gives_scores_only_and_one_that_keeps_them_is_exact(tmp_path):
+    register(Momentum, of())
+    assert record(tmp_path / "kept").name == "exact"
+    changed, reason = BROKEN["scale raises"]
+    register(Momentum, of(**changed))
     with pytest.warns(RuntimeWarning, match="cannot follow parameter group 0") as warned:
-        status = record(tmp_path / "m")
+        status = record(tmp_path / "broken")
     assert len(warned) == 1
     assert status.name == "scores only"
     assert f"cannot follow parameter group 0, for {reason}" in status.reason
-
-
-def test_a_rule_that_keeps_them_is_exact(tmp_path):
-    register(Momentum, of())
-    assert record(tmp_path / "m").name == "exact"
 
 
 @pytest.mark.parametrize("kind", ["scale", "read"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,72 @@ from torch.optim._adafactor import _single_tensor_adafactor
 from torch.overrides import TorchFunctionMode
 
 from dualform.rules import State, advanced, left_of, named, of_type, updated
+from dualform.rules.rounding import NEGLIGIBLE, correction
 
-from .torch_kinds import KINDS, SINGLE
+SINGLE, FOREACH, FUSED = {"foreach": False}, {"foreach": True}, {"fused": True}
+_RATE = st.sampled_from([1e-3, 0.1])
+_BETAS = st.sampled_from([(0.9, 0.999), (0.0, 0.9), (0.5, 0.0)])
+_EPS = st.sampled_from([1e-8, 1e-2])
+_DECAY = st.sampled_from([0.0, 0.1])
 
+
+@dataclass(frozen=True)
+class Kind:
+    type: type[torch.optim.Optimizer]
+    made: dict[str, Any] = field(default_factory=dict)
+    """Settings that stay, by strategy."""
+    history: dict[str, Any] = field(default_factory=dict)
+    """Settings that may change from update to update, by strategy."""
+    variants: dict[str, dict[str, bool]] = field(default_factory=lambda: {"single": SINGLE, "foreach": FOREACH})
+
+    def strategies(self):
+        """What it is made with, and what it is set to before each update."""
+        set_to = st.fixed_dictionaries({"weight_decay": _DECAY, "maximize": st.booleans(), **self.history})
+        return st.fixed_dictionaries(self.made), st.lists(set_to, min_size=1, max_size=7)
+
+
+_ADAM = {"lr": _RATE, "betas": _BETAS, "eps": _EPS}
+_COUPLED = {"decoupled_weight_decay": st.booleans()}
+_FUSED = {"single": SINGLE, "foreach": FOREACH, "fused": FUSED}
+KINDS = {
+    "adam": Kind(torch.optim.Adam, {"amsgrad": st.booleans()}, _ADAM, _FUSED),
+    "adamw": Kind(torch.optim.AdamW, {"amsgrad": st.booleans()}, _ADAM, _FUSED),
+    "nadam": Kind(torch.optim.NAdam, {}, {**_ADAM, **_COUPLED, "momentum_decay": st.sampled_from([4e-3, 0.5])}),
+    "radam": Kind(torch.optim.RAdam, {}, {**_ADAM, **_COUPLED}),
+    "adamax": Kind(torch.optim.Adamax, {}, _ADAM),
+    "rmsprop": Kind(
+        torch.optim.RMSprop,
+        {"momentum": st.sampled_from([0.0, 0.9]), "centered": st.booleans()},
+        {"lr": _RATE, "alpha": st.sampled_from([0.99, 0.5]), "eps": _EPS},
+    ),
+    "adagrad": Kind(
+        torch.optim.Adagrad,
+        {"initial_accumulator_value": st.sampled_from([0.0, 0.3])},
+        {"lr": _RATE, "lr_decay": st.sampled_from([0.0, 0.2]), "eps": _EPS},
+        _FUSED,
+    ),
+    "adadelta": Kind(torch.optim.Adadelta, {}, {"lr": _RATE, "rho": st.sampled_from([0.9, 0.5]), "eps": _EPS}),
+    "asgd": Kind(
+        torch.optim.ASGD,
+        {"lr": _RATE},
+        {"lr": _RATE, "lambd": st.sampled_from([1e-4, 0.1]), "alpha": st.sampled_from([0.75, 2.0])},
+    ),
+    "rprop": Kind(
+        torch.optim.Rprop,
+        {"lr": _RATE},
+        {"etas": st.sampled_from([(0.5, 1.2), (0.9, 3.0)]), "step_sizes": st.sampled_from([(1e-6, 50), (1e-3, 0.2)])},
+    ),
+    "adafactor": Kind(
+        torch.optim.Adafactor,
+        {},
+        {
+            "lr": _RATE,
+            "beta2_decay": st.sampled_from([-0.8, -0.1]),
+            "eps": st.sampled_from([(None, 1e-3), (1e-3, 1.0)]),
+            "d": st.sampled_from([1.0, 3.0]),
+        },
+    ),
+}
 EVERY = [(name, variant) for name, kind in KINDS.items() for variant in kind.variants]
 SHAPE = (3, 4)
 
@@ -309,3 +374,36 @@ def test_a_memory_that_says_nothing_of_newer_settings_is_run_as_it_was():
         )
         np.testing.assert_array_equal(one.weight, other.weight)
         assert one.buffers.keys() == other.buffers.keys() == {"exp_avg", "exp_avg_sq", "step"}
+
+
+OPTIMIZERS = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+}
+COUNTS = np.concatenate([np.arange(1.0, 9000.0), [1e5, 7e5, 7.2e5, 1e6, 1e9]])
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-8, 0.5, 0.9, 0.999, 0.99999, 1.0])
+@pytest.mark.parametrize("number", [np.float32, np.float64])
+def test_corrections_are_those_of_the_whole_power(beta, number):
+    with np.errstate(under="ignore"):
+        expected = (number(1) - np.power(number(beta), COUNTS.astype(number))).astype(np.float64)
+    with np.errstate(under="raise"):
+        found = correction(beta, COUNTS, {"float32_corrections": number is np.float32})
+    np.testing.assert_array_equal(found, expected)
+    assert np.float32(1) - np.float32(NEGLIGIBLE) == 1
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("count", [6_999.0, 999_999.0])
+def test_an_update_late_in_a_training_does_not_underflow(name, count):
+    """0.9 to the power of 6,724 does, and 0.999 to that of 707,000."""
+    (group,) = OPTIMIZERS[name]([nn.Parameter(torch.zeros(3))]).param_groups
+    rule, ones = named(name), np.ones(3)
+    kept = {kind: ones for kind in (*rule.buffers, *rule.statistics) if kind != "max_exp_avg_sq"}
+    with np.errstate(under="raise"):
+        after, _ = updated(rule, State(ones, kept | {"step": ones * count}), ones, rule.read(group))
+    assert np.isfinite(after.weight).all()

@@ -192,6 +192,23 @@ def write(path: Path, sizes: list[int], seed: int = 0, commit_every: int = 2, fi
     return expected(batches, LAYERS)
 
 
+def write_shards(
+    path: Path, layers: tuple[Layer, ...], batches: list[list[Batch]], finish: bool = True, until: tuple[int, ...] = ()
+) -> None:
+    """A memory of a shard for each list of batches, of which each has a commit, and only so many steps if `until`."""
+    writers = [
+        open_writer(path, layers, shard_number=number, shards=len(batches), journal_seconds=60.0 if finish else 0.0)
+        for number in range(len(batches))
+    ]
+    for number, (writer, own) in enumerate(zip(writers, batches, strict=True)):
+        for step, one in enumerate(own[: until[number] if until else None]):
+            writer.append(one)
+            if step == number:
+                writer.commit()
+    for writer in reversed(writers):
+        writer.close() if finish else writer.abandon()
+
+
 def expected(batches: list[Batch], layers: tuple[Layer, ...]) -> Expected:
     """What a memory of these batches holds, by plain loops."""
     found = Expected(columns=view(batches, "sample"), tokens=view(batches, "token"))

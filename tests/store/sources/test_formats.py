@@ -1,7 +1,8 @@
-"""What the manifest says of key sources, and what a writer takes of each."""
+"""What the manifest says of key sources, what a writer takes of each, and what a reader makes of them."""
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,21 @@ from hypothesis.extra import numpy as hnp
 
 import dualform
 from dualform.errors import BadInput, NotAMemory
+from dualform.query.score import canonical
+from dualform.query.score.canonical import canonical_scores, score_pairs
+from dualform.query.search import codes
+from dualform.query.search.codes import quantise, quantise_source
+from dualform.query.sums import key_sums
+from dualform.query.sums.key_sums import KeySummer
 from dualform.store.batch import Batch
 from dualform.store.layer import Layer
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.snapshot import Snapshot
+from dualform.store.reading.stored_layers import some_columns
+from dualform.store.rows import Keys, OrderedRows, Rows
 from dualform.store.sources import FORMATS
 from dualform.store.sources.key_format import HeldRows
+from dualform.store.sources.row_numbers import OneHotRows, RowNumbers
 from dualform.store.sources.rows import Bfloat16, Float16
 from tests.store.small_memory import log
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
@@ -166,3 +176,117 @@ def test_runs_may_store_the_same_keys_in_other_ways(tmp_path):
     queries = np.ones((2, 5), np.float32)
     assert found.topk("half", queries).scores[1].tobytes() == wanted.topk("half", queries).scores[1].tobytes()
     assert found.topk("half", queries).slots[1].tolist() == wanted.topk("half", queries).slots[1].tolist()
+
+
+WIDTH = 37
+
+
+@pytest.fixture
+def numbers():
+    return np.random.default_rng(0).integers(0, WIDTH, 100)
+
+
+@pytest.fixture
+def numbered(numbers):
+    made = RowNumbers(WIDTH, {})
+    return made.source(HeldRows("numbers", 0, made.accepted(numbers)))
+
+
+def test_any_rows(numbered, numbers):
+    whole = np.eye(WIDTH, dtype=np.float32)[numbers]
+    assert numbered.read(0, 100).tobytes() == whole.tobytes()
+    assert numbered.read(13, 14).tobytes() == whole[13:14].tobytes()
+    rows = np.array([99, 3, 3, 0])
+    assert Keys([numbered], WIDTH, 100, None).take(rows).tobytes() == whole[rows].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.array([0, WIDTH]), "its row numbers are 0 to 37, but it has only 37 rows"),
+        (np.array([-1, 3]), "its row numbers are -1 to 3, but it has only 37 rows"),
+        (np.array([1.0, 2.0]), r"its row numbers are float64\[2\], and must be integers"),
+        (np.array([[1, 2]]), r"its row numbers are int64\[1, 2\], and must be integers"),
+    ],
+)
+def test_what_is_no_row_number_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        RowNumbers(WIDTH, {}).accepted(given)
+
+
+def test_no_more_rows_than_32_bits_number():
+    RowNumbers(2**32, {})
+    with pytest.raises(ValueError, match="more than 32 bits can number"):
+        RowNumbers(2**32 + 1, {})
+
+
+@pytest.fixture
+def most(monkeypatch):
+    """The number of rows of each matrix that is made."""
+    made = []
+    one_hot = OneHotRows._one_hot
+    monkeypatch.setattr(OneHotRows, "_one_hot", lambda self, rows: made.append(len(rows)) or one_hot(self, rows))
+    return made
+
+
+def test_codes_are_made_block_by_block(numbered, most, monkeypatch):
+    monkeypatch.setattr(codes, "_MADE_BYTES", 2 * 16 * 4 * WIDTH)
+    found = quantise_source(numbered)
+    assert most == [32, 32, 32, 4]
+    wanted = quantise(numbered.read(0, 100))
+    assert found.codes.tobytes() == wanted.codes.tobytes()
+    assert found.numbers.tobytes() == wanted.numbers.tobytes()
+
+
+def test_sums_of_wide_keys_are_made_column_range_by_column_range(numbered, monkeypatch):
+    numbers = np.arange(100) % 7
+    found = []
+    for columns in (8192, 10):
+        monkeypatch.setattr(key_sums, "_COLUMNS", columns)
+        summer = KeySummer(7, WIDTH)
+        summer.add(Keys([numbered], WIDTH, 100, None), np.arange(100), numbers, lambda: None)
+        found.append(summer.sums().sums)
+    wanted = np.zeros((7, WIDTH))
+    np.add.at(wanted, numbers, numbered.read(0, 100))
+    assert found[0].tobytes() == found[1].tobytes() == wanted.tobytes()
+
+
+def test_rescoring_makes_no_more_rows_at_once_than_it_may_hold(numbered, numbers, most, monkeypatch):
+    rng = np.random.default_rng(1)
+    queries = rng.normal(size=(4, WIDTH)).astype(np.float32)
+    rows, query = rng.integers(0, [[100], [4]], (2, 500))
+    monkeypatch.setattr(canonical, "HELD_BYTES", 30 * 4 * WIDTH)
+    found = score_pairs(Keys([numbered], WIDTH, 100, None), rows, query, queries)
+    whole = np.eye(WIDTH, dtype=np.float32)[numbers]
+    assert found.tobytes() == canonical_scores(whole[rows], queries[query]).tobytes()
+    assert max(most) <= 30
+
+
+NARROW = 5
+
+
+@st.composite
+def matrices(draw):
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    matrix = np.random.default_rng(0).normal(size=(sum(lengths), NARROW)).astype(np.float32)
+    firsts = np.cumsum([0, *lengths])
+    sources = [
+        HeldRows(("rows", first), first, matrix[first : first + length])
+        for first, length in zip(firsts.tolist(), lengths, strict=False)
+    ]
+    wanted = draw(st.lists(st.integers(0, len(matrix) - 1), max_size=12))
+    return matrix, sources, np.array(wanted, np.int64)
+
+
+def rows_at(addresses, width):
+    return [ctypes.string_at(address, 4 * width) for address in addresses.tolist()]
+
+
+@given(matrices(), st.randoms(use_true_random=False))
+def test_rows_stand_at_their_addresses(given_rows, random):
+    matrix, sources, wanted = given_rows
+    order = np.array(random.sample(range(len(matrix)), len(matrix)), np.int64)
+    narrow = [some_columns(source, 1, 4) for source in sources]
+    for rows in (Rows(sources, NARROW), OrderedRows(sources, NARROW, order), Rows(narrow, 3)):
+        addresses = rows.addresses(wanted)
+        assert rows_at(addresses.numbers, rows.width) == [row.tobytes() for row in rows.take(wanted)]

@@ -386,10 +386,11 @@ def _keep_what_is_reached(run: StoredRun, copy: Path) -> list[str]:
     steps = Snapshot.open(copy).steps
     manifest, held = Manifest.read(copy), run.shards[0].manifest.shards[0].tables
     known = Manifest.read(run.path).marks
+    reached = {name: table.rows for name, table in held.items()}  # a mark says 0 of a table that there is not
     kept = [
         mark
         for mark in known
-        if mark.step <= steps and all(name in held and held[name].rows >= rows for name, rows in mark.rows.items())
+        if mark.step <= steps and all(reached.get(name, 0) >= rows for name, rows in mark.rows.items())
     ]
     query_sets = query_sets_until(manifest.query_sets, steps)
     behind = [name for name in manifest.query_sets if name not in query_sets]

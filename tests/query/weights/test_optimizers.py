@@ -1,0 +1,411 @@
+"""Networks trained by torch's other optimizers, from recorder to masked weights."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import nn, optim
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import Inexact, RecordingError
+from dualform.query.view import Cache, never
+from dualform.query.weights import trajectory
+from dualform.query.weights.cancellation import _figures
+from dualform.query.where.mask import Selection
+from tests.cases import some
+from tests.query.adam_trainings import (
+    naive,
+)
+from tests.record.listed import batches, small_net, snapshot
+from tests.trainings import learn, record_steps
+
+FEW_STEPS = 20
+KINDS = {
+    "amsgrad, fused": (optim.AdamW, {"lr": 3e-3, "amsgrad": True, "fused": True}),
+    "nadam": (optim.NAdam, {"lr": 3e-3, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    "rmsprop, momentum": (optim.RMSprop, {"lr": 1e-3, "momentum": 0.9, "centered": True, "weight_decay": 0.1}),
+    "adagrad": (optim.Adagrad, {"lr": 5e-2, "lr_decay": 0.05, "initial_accumulator_value": 0.1, "foreach": True}),
+    "rprop": (optim.Rprop, {"lr": 1e-3}),
+    "adafactor": (optim.Adafactor, {"lr": 1e-2, "weight_decay": 0.1}),
+}
+
+
+def record_way(path, way, before=0, between=None):
+    """The parameters once so many steps were recorded; `before`: updates that were not."""
+    model, (kind, options) = small_net(), KINDS[way]
+    optimizer = kind(model.parameters(), **options)
+    for x, y in batches(before, seed=2):
+        learn(optimizer, cross_entropy(model(x), y))
+    history = [snapshot(model)]
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for number, (x, y) in enumerate(batches(FEW_STEPS)):
+            optimizer.param_groups[0]["lr"] = options["lr"] / (1 + number / 20)
+            with recorder.step(label=y):
+                learn(optimizer, cross_entropy(model(x), y))
+            if between is not None:
+                between(number, model)
+            history.append(snapshot(model))
+    return history
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def recorded(request, tmp_path_factory):
+    """A memory, and the parameters at each step of its training; three updates came before."""
+    path = tmp_path_factory.mktemp("optimizers") / "m"
+    history = record_way(path, request.param, before=3)
+    with dualform.open(path) as memory:
+        yield memory, history
+
+
+def test_the_record_of_any_optimizer_rebuilds_the_weights(recorded):
+    memory, history = recorded
+    for layer, found in some(memory.verify().items()):
+        assert found.reconstruction_error <= 1e-5, layer
+        assert found.exact
+    for at_step in (0, 1, 17, FEW_STEPS):
+        found = memory.weights(at_step=at_step, allow_inexact=at_step in (1, 17))  # Adafactor is not watched
+        for parameter, weight in history[at_step].items():
+            assert found[parameter].numpy() == pytest.approx(weight, abs=2e-6)
+
+
+def test_the_shares_of_masks_add_up_to_the_whole(recorded):
+    memory, _ = recorded
+
+    def of(where):
+        return memory.weights(where)["2.weight"].double()
+
+    whole, parts = of(None), [of(f"label = {label}") for label in range(3)]
+    rests = [of(f"label <> {label}") for label in range(3)]
+    # What no slot brought, W_0 above all, stands in each answer once.
+    twice = [part + rest for part, rest in zip(parts, rests, strict=True)]
+    close = 1e-6 * max(float(one.abs().max()) for one in (*parts, *rests))
+    assert all(torch.allclose(one, twice[0], rtol=0, atol=2 * close) for one in twice)
+    assert torch.allclose(sum(parts), 2 * twice[0] - whole, rtol=0, atol=6 * close)
+    assert all(float((part - whole).norm()) > 0.01 * float(whole.norm()) for part in parts)
+
+
+def test_a_weight_that_rprop_trains_and_a_hand_moves_dates_the_departure(tmp_path):
+    def nudge(number, model):
+        if number == 12:
+            with torch.no_grad():
+                model[2].weight.add_(0.05 * torch.randn(6, 7))
+
+    record_way(tmp_path / "m", "rprop", between=nudge)
+    with dualform.open(tmp_path / "m") as memory:
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert (statuses["0"].name, statuses["4"].name) == ("exact", "exact")
+        assert (statuses["2"].name, statuses["2"].since) == ("approximate", 12)
+
+
+def record_plainly(path, model, optimizer, steps):
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for x, y in batches(steps):
+            with recorder.step(label=y):
+                learn(optimizer, cross_entropy(model(x), y))
+
+
+def test_what_muon_trained_is_exact_to_bfloat16(tmp_path):
+    torch.manual_seed(0)
+    layers = (nn.Linear(5, 16, bias=False), nn.Linear(16, 8, bias=False), nn.Linear(8, 3, bias=False))
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+    record_plainly(tmp_path / "m", model, optim.Muon(model.parameters(), lr=1e-2), FEW_STEPS)
+    with dualform.open(tmp_path / "m") as memory:
+        assert [layer.status.name for layer in memory.info().layers] == ["approximate"] * 3
+        for layer, found in memory.verify().items():
+            assert found.status.name == "exact to bfloat16", layer
+            assert 0 < found.reconstruction_error < 2.0**-7
+        found = memory.weights()
+        assert {status.name for status in found.statuses.values()} == {"exact to bfloat16"}
+        for name, weight in snapshot(model).items():
+            assert found[name].numpy() == pytest.approx(weight, abs=2e-3)
+        with pytest.raises(Inexact, match="Muon was not watched while training"):
+            memory.weights(at_step=12)
+
+
+@pytest.mark.parametrize("way", ["amsgrad, fused", "rmsprop, momentum"])
+def test_a_weight_is_run_again_in_pieces_as_it_is_whole(tmp_path, way, monkeypatch):
+    """The state begins without what the first update brings."""
+    record_way(tmp_path / "m", way)
+    answers = []
+    for piece in (1 << 15, 11):
+        monkeypatch.setattr(trajectory, "_PIECE", piece)
+        with dualform.open(tmp_path / "m") as memory:
+            answers.append([memory.weights(where) for where in (None, "label = 1")])
+    for one, other in some(zip(*answers, strict=True)):
+        for name, weight in one.items():
+            assert torch.equal(weight, other[name])
+
+
+class Attending(nn.Module):
+    """q, k and v are blocks of one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x[:, :, None].expand(-1, -1, 4)
+        return self.head(self.attention(x, x, x)[0].mean(1))
+
+
+def test_a_rule_of_whole_matrices_does_not_answer_for_a_part_of_one(tmp_path):
+    model = Attending()
+    record_plainly(tmp_path / "m", model, optim.Adafactor(model.parameters()), 3)
+    with dualform.open(tmp_path / "m") as memory:
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert statuses["attention.q"].name == "scores only"
+        assert "Adafactor is run again on whole parameters, of which this layer stands for a part" in (
+            statuses["attention.q"].reason
+        )
+        reconstructions = memory.verify()
+        assert reconstructions["attention.q"].reconstruction_error is None
+        assert reconstructions["head"].exact
+        assert memory.topk("attention.q", np.ones(4, np.float32), k=1).ids.shape == (1,)
+
+
+def test_adafactor_is_not_followed_where_a_weight_has_more_than_two_axes_and_elsewhere_it_is(tmp_path, capsys):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(12, 3))
+    model.register_parameter("position", nn.Parameter(torch.zeros(1, 1, 5)))  # of no layer
+    record_plainly(tmp_path / "m", model, optim.Adafactor(model.parameters(), lr=1e-2), FEW_STEPS)
+    reason = "Adafactor treats the last two axes of a parameter of 3 as a matrix, and this layer all of them"
+    assert f"1: only scores: {reason}" in capsys.readouterr().err
+    with dualform.open(tmp_path / "m") as memory:
+        found = memory.verify()
+        assert (found["1"].status.name, found["1"].status.reason) == ("scores only", f"{reason}.")
+        assert found["3"].exact
+
+
+@pytest.mark.parametrize("sizes", [(5, 1), (1, 3)], ids=str)
+def test_adafactor_goes_on_with_what_it_kept_of_one_row_or_column(tmp_path, sizes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, sizes[0]), nn.Linear(sizes[0], sizes[1]), nn.Linear(sizes[1], 3))
+    optimizer = optim.Adafactor(model.parameters(), lr=1e-2)
+    for x, y in batches(3, seed=2):
+        learn(optimizer, cross_entropy(model(x), y))
+    record_plainly(tmp_path / "m", model, optimizer, FEW_STEPS)
+    with dualform.open(tmp_path / "m") as memory:
+        for layer, found in some(memory.verify().items()):
+            assert found.exact, layer
+            assert found.reconstruction_error <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (optim.LBFGS, "LBFGS: its line search takes several gradients in one update."),
+        (optim.SparseAdam, "SparseAdam: it moves only the rows of a sparse gradient"),
+    ],
+)
+def test_optimizers_that_cannot_be_followed_are_refused_where_recording_starts(tmp_path, kind, why):
+    model = small_net()
+    with pytest.raises(RecordingError, match=f"cannot follow the updates of {why}") as refused:
+        dualform.Recorder(model, kind(model.parameters()), tmp_path / "m")
+    assert "values=False" in refused.value.hint
+    assert not (tmp_path / "m").exists()
+    dualform.Recorder(model, kind(model.parameters()), tmp_path / "m", values=False)
+
+
+MUON_STEPS, WHEN = 24, 12
+
+
+def train_by_two(path, between=None, decay=0.0):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
+    weights, biases = ([p for p in model.parameters() if p.ndim == axes] for axes in (2, 1))
+    optimizers = [optim.Muon(weights, lr=0.02), optim.AdamW(biases, lr=1e-4, weight_decay=decay)]
+    with dualform.Recorder(model, optimizers, path) as recorder:
+        for step in range(MUON_STEPS):
+            x, y = torch.randn(16, 16), torch.randint(0, 4, (16,))
+            with recorder.step(label=y):
+                model.zero_grad()
+                cross_entropy(model(x), y).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            if between is not None and step == WHEN:
+                with torch.no_grad():
+                    between(model)
+    return dualform.open(path)
+
+
+def test_blocks_that_moved_by_their_rules_make_an_exact_layer(tmp_path):
+    with train_by_two(tmp_path / "m") as memory:
+        for found in some(memory.verify().values()):
+            assert (found.status.name, found.status.reason, found.status.since) == ("exact to bfloat16", "", None)
+            assert 0 < found.reconstruction_error < 2.0**-7
+
+
+def test_a_watched_bias_that_was_moved_by_hand_is_off_since_then_and_an_unwatched_weight_is_named(tmp_path):
+    """The bias goes a hundredth of its layer's way, so that the error of all of the layer shows nothing."""
+
+    def nudge(model):
+        model[0].bias.add_(1e-3 * torch.randn(24))
+        model[2].weight.mul_(1.1)
+
+    reason = f"weights were changed outside the optimizer's update, after that of step {WHEN} (from step {WHEN} on)."
+    with train_by_two(tmp_path / "m", nudge) as memory:
+        found = memory.verify()
+        bias, weight = found["0"].status, found["2"].status
+        assert found["0"].reconstruction_error < 2.0**-7
+        assert (bias.name, bias.since, bias.reason) == ("approximate", WHEN, reason)
+        assert bias.error == found["0"].reconstruction_error
+        assert weight.name == "approximate"
+        assert weight.reason.startswith("the record misses 2.weight by ")
+        assert weight.reason.endswith(" of the distance it moved; Muon was not watched.")
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert (statuses["0"].since, statuses["0"].reason, statuses["0"].error) == (WHEN, reason, None)
+        assert "Muon was not watched" in statuses["2"].reason
+        assert memory.output("0", torch.zeros(1, 16).numpy()).status == bias
+        with pytest.raises(Inexact, match="changed outside"):
+            memory.output("0", torch.zeros(1, 16).numpy(), at_step=WHEN + 1)
+
+
+NAMES = {"0": 35, "2": 42, "4": 18}
+"""Entries of each layer's weight, of tests.record.listed.small_net."""
+
+
+def oracle(masked: np.ndarray, whole: np.ndarray, initial: np.ndarray) -> tuple[float, float]:
+    """By sorting, of flat float64 vectors."""
+    moves = np.abs(masked - whole)
+    squares = np.sort(moves**2)[::-1]
+    few = -(-len(squares) // 100)
+    return float(squares[:few].sum() / squares.sum()), float(moves.max() / np.linalg.norm(whole - initial))
+
+
+@pytest.mark.parametrize("where", ["label <> 1", "step >= 39"])
+def test_the_figures_are_those_of_a_plain_loop(by_adamw, where):
+    with dualform.open(by_adamw[0]) as memory:
+        found = memory.cancellation(where)
+        assert list(found.concentrations) == list(NAMES)
+        for layer, one in found.concentrations.items():
+            names = [f"{layer}.weight", f"{layer}.bias"]
+            masked, whole = (
+                np.concatenate([naive(memory, name, layer, mask).reshape(-1) for name in names])
+                for mask in (where, "label >= 0")
+            )
+            initial = np.concatenate([by_adamw[2][0][name].reshape(-1) for name in names])
+            share, greatest = oracle(masked, whole, initial)
+            assert one.share == pytest.approx(share, rel=1e-5)
+            assert one.greatest == pytest.approx(greatest, rel=1e-5)
+
+
+def test_a_mask_that_leaves_all_moves_nothing(by_adamw):
+    with dualform.open(by_adamw[0]) as memory:
+        one = memory.cancellation("label >= 0", layer="0").concentrations["0"]
+        assert math.isnan(one.share)
+        assert one.greatest == 0
+        assert math.isnan(memory.cancellation("label = 1", at_step=0).concentrations["0"].share)
+
+
+def test_no_answer_depends_on_masks_that_were_asked_before(by_adamw):
+    """The bits of all slots' weights are those of their own run, beside whatever mask the whole was run before."""
+    with dualform.open(by_adamw[0]) as fresh:
+        expected = fresh.weights()
+    with dualform.open(by_adamw[0]) as memory:
+        for where in ("label = 1", "step % 3 = 0"):
+            memory.weights(where)
+            memory.cancellation(where)
+        found = memory.weights()
+    assert all(np.array_equal(found[name], own) for name, own in expected.items())
+
+
+def test_the_whole_and_what_stays_wait_for_no_one_who_waits_for_them(monkeypatch):
+    """Two questions about one mask, where neither finds the other's weights held: as those of a large network."""
+    wanted, found = (np.ones((2, 3)), np.zeros((2, 3))), dict[str, np.ndarray]()
+    monkeypatch.setattr(trajectory, "_run", lambda *_: time.sleep(0.2) or wanted)
+    view, block = SimpleNamespace(cache=Cache(1)), SimpleNamespace(block_name="0.weight", transposed=False)
+    holder = SimpleNamespace(name="0"), block, Selection("label = 1", np.array([True, False]))
+
+    def ask(question):
+        found[question.__name__] = question(view, block, [holder], None, never)
+
+    asking = [
+        threading.Thread(target=ask, args=[question], daemon=True)
+        for question in (trajectory.trajectory, trajectory.whole_beside)
+    ]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(60)
+    assert found["whole_beside"] is wanted[0]
+    assert found["trajectory"] is wanted[1]
+
+
+def test_the_whole_beside_a_mask_takes_no_pass_of_its_own(by_adamw, monkeypatch):
+    passes = []
+    run = trajectory._run
+    monkeypatch.setattr(
+        trajectory, "_run", lambda view, block, *more: passes.append(block.block_name) or run(view, block, *more)
+    )
+    with dualform.open(by_adamw[0]) as memory:
+        masked = memory.weights("label <> 1")
+        assert len(passes) == 6
+        memory.cancellation("label <> 1")
+        assert len(passes) == 6
+    with dualform.open(by_adamw[0]) as memory:
+        memory.cancellation("label <> 1")
+        assert all(torch.equal(own, masked[name]) for name, own in memory.weights("label <> 1").items())
+
+
+def test_a_gradient_that_all_but_cancels_gathers_the_move_in_one_entry(tmp_path):
+    """Two rows of each batch push one entry to opposite sides, but for a thousandth."""
+    model = nn.Linear(150, 1, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x = torch.ones(2, 150)
+    x[1] = -0.5
+    x[1, 7] = -0.999
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"), optimizer, 20, lambda _: model(x).sum(), label=[0, 1]
+    )
+    with dualform.open(tmp_path / "m") as memory:
+        (one,) = memory.cancellation("label = 0").concentrations.values()
+        moved = (memory.weights("label = 0")["weight"] - memory.weights()["weight"]).abs().reshape(-1)
+    assert int(moved.argmax()) == 7
+    assert one.share > 0.99
+    assert one.greatest == pytest.approx(999 / math.sqrt(150), rel=0.01)
+
+
+def test_masks_of_two_spaces_and_a_block_that_layers_share(tmp_path):
+    """The figures are of the weights that the same masks leave."""
+    embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, nn.Tanh(), head)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    initial = embedding.weight.detach().clone().double()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", spaces={"0": "read", "2": "said"}),
+        optimizer,
+        (torch.randint(9, (3, 5), generator=torch.Generator().manual_seed(step)) for step in range(12)),
+        lambda tokens: nn.functional.cross_entropy(model(tokens[:, :-1]).reshape(-1, 9), tokens[:, 1:].reshape(-1)),
+        label=[0, 1, 2],
+    )
+    with dualform.open(tmp_path / "m") as memory:
+        masks = {"read": "label <> 1"}
+        found = memory.cancellation(masks).concentrations
+        assert list(found) == ["0"], "nothing was asked of the other space"
+        masked, whole = (memory.weights(where)["0.weight"].double() for where in (masks, None))
+    share, greatest = oracle(*(one.numpy().reshape(-1) for one in (masked, whole, initial)))
+    assert found["0"].share == pytest.approx(share, rel=1e-3)
+    assert found["0"].greatest == pytest.approx(greatest, rel=1e-3)
+
+
+@given(st.lists(st.floats(0, 1e200), min_size=1, max_size=300).filter(any), st.floats(1e-3, 1e3))
+def test_figures_of_any_moves(moves, way):
+    found = _figures(np.array(moves), way)
+    scaled = np.array(moves) / max(moves)
+    squares = np.sort(scaled**2)[::-1]
+    assert found.share == pytest.approx(squares[: math.ceil(len(moves) / 100)].sum() / squares.sum())
+    assert found.greatest == pytest.approx(max(moves) / way)
+
+
+def test_what_never_moved_as_a_whole():
+    assert _figures(np.array([1.0, 0.0]), 0.0).greatest == math.inf

@@ -1,0 +1,431 @@
+"""Outputs and weights are the sums that the record says, over the slots that a mask leaves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
+from dualform.query.score.canonical import as_float32, canonical_scores
+from dualform.query.weights import slot_products
+from dualform.query.weights.coefficients import coefficients
+from dualform.query.weights.exactness import Distances
+from dualform.query.weights.output import outputs
+from dualform.query.weights.reconstruction import RebuiltWeights
+from dualform.query.where import mask
+from dualform.questions import Output, arguments
+from dualform.rules import Update, named
+from dualform.store.reading.snapshot import Snapshot
+from tests.cases import some
+from tests.query import arrays
+from tests.query.plain_case import BATCH, STEPS, Case
+from tests.store.small_memory import write
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    label=st.none() | st.integers(0, 3),
+    at_step=st.none() | st.integers(0, STEPS),
+    repeats=st.booleans(),
+)
+@settings(deadline=None, max_examples=10)
+def test_outputs_are_the_sum_over_the_slots_that_stay(seed, label, at_step, repeats):
+    case = Case(seed, repeats=repeats)
+    where = None if label is None else f"label <> {label}"
+    stays = np.ones(STEPS * BATCH, dtype=bool) if label is None else case.labels != label
+    found = case.engine.output("fc", case.queries, where=where, at_step=at_step)
+    wanted = case.output(stays, STEPS if at_step is None else at_step)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    alone = [case.engine.output("fc", query, where=where, at_step=at_step) for query in case.queries]
+    assert np.concatenate(alone).tobytes() == found.values.tobytes()
+
+
+@pytest.mark.parametrize("d", [1, 3, 800])
+def test_the_rounding_of_an_output_does_not_depend_on_the_batch(rng, d):
+    weights = RebuiltWeights(rng.normal(size=(50, d)), rng.normal(size=50))
+    queries = rng.normal(size=(300, d)).astype(np.float32)
+    queries[::3] = np.round(queries[::3])  # sums that lie on the boundary between two float32 numbers
+    weights.weight[::2] = np.round(weights.weight[::2]) + 2.0**-24
+    together = outputs(weights, queries, lambda: None)
+    alone = np.concatenate([outputs(weights, queries[i : i + 1], lambda: None) for i in range(300)])
+    assert alone.tobytes() == together.tobytes()
+    np.testing.assert_allclose(together, queries.astype(float) @ weights.weight.T + weights.bias, rtol=1e-6, atol=1e-4)
+
+
+def test_sums_between_two_float32_numbers_are_rounded_as_the_canonical_sum_is(rng):
+    terms = np.concatenate([[1.0, 2.0**-24], rng.choice([-1, 1], 30) * 2.0 ** rng.integers(-56, -52, 30)])
+    weights = RebuiltWeights(rng.permuted(np.tile(terms, (3000, 1)), axis=1), None)
+    query = np.ones(32, dtype=np.float32)
+    found = outputs(weights, query[None, :], lambda: None)[0]
+    assert found.tolist() == as_float32(canonical_scores(weights.weight, query)).tolist()
+    assert len(set(found.tolist())) == 2
+
+
+def test_weights_are_a_state_dict_under_the_models_own_names():
+    case = Case()
+    whole = case.engine.weights()
+    assert list(whole) == ["fc.weight", "fc.bias", "norm.scale"]
+    assert {value.dtype for value in whole.values()} == {torch.float32}
+    np.testing.assert_allclose(whole["fc.weight"], case.rebuilt(case.labels >= 0)[0], rtol=1e-6, atol=1e-6)
+    with pytest.warns(UserWarning, match=r"stand as at the end of the training: norm\.scale\."):
+        masked = case.engine.weights("label <> 2", at_step=5)
+    weight, bias = case.rebuilt(case.labels != 2, 5)
+    np.testing.assert_allclose(masked["fc.weight"], weight, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(masked["fc.bias"], bias, rtol=1e-6, atol=1e-6)
+    assert masked["norm.scale"].tolist() == [3, 4]
+    masked["fc.weight"].add_(1)  # the caller's own
+    np.testing.assert_allclose(case.engine.weights()["fc.weight"], whole["fc.weight"])
+
+
+def test_the_initial_network_is_that_of_step_0():
+    case = Case()
+    wanted = case.queries.astype(float) @ case.weight.T.astype(float) + case.bias
+    np.testing.assert_allclose(case.engine.output("fc", case.queries, at_step=0), wanted, rtol=1e-6)
+
+
+def test_cancellation_is_the_sum_of_norms_over_the_norm_of_the_sum():
+    case = Case()
+    removed = case.labels == 2
+    terms = np.linalg.norm(case.values[removed], axis=1) * np.linalg.norm(case.keys[removed], axis=1)
+    moved = np.linalg.norm(case.values[removed].T.astype(float) @ case.keys[removed])
+    assert case.engine.cancellation("label <> 2") == {"fc": pytest.approx(terms.sum() / moved, rel=1e-5)}
+    assert math.isnan(case.engine.cancellation("label >= 0")["fc"])
+    assert math.isnan(case.engine.cancellation("label <> 2", at_step=0)["fc"])
+
+
+def test_a_reconstruction_says_how_well_the_weights_are_rebuilt():
+    assert Case().engine.verify()["fc"].reconstruction_error < 1e-6
+    assert Case().engine.verify()["fc"].exact
+    for repeats in (False, True):
+        case = Case(repeats=repeats)
+        case.memory.end = {**case.memory.end, "fc.bias": case.memory.end["fc.bias"] + 1}
+        reconstruction = case.engine.verify()["fc"]
+        weight, bias = case.rebuilt(case.labels >= 0)
+        moved = np.sqrt(((weight - case.weight) ** 2).sum() + ((bias + 1 - case.bias) ** 2).sum())
+        assert reconstruction.reconstruction_error == pytest.approx(2 / moved, rel=1e-5)
+
+
+def test_a_layer_that_never_moved_is_rebuilt_or_not_at_all():
+    case = Case()
+    case.memory.end = dict(case.memory.start)
+    assert case.engine.verify()["fc"].reconstruction_error == math.inf
+    assert not case.engine.verify()["fc"].exact
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"rule": ""}, "Rprop has no update rule."),
+        (
+            {"defects": [(6, "fc", "its weight was used twice in one step.")], "watch": {6: (0.2, 0.2)}},
+            "its weight was used twice in one step (from step 6 on).",
+        ),
+        (
+            {"residual": 3e-3, "watch": {0: (0.2, 0.2)}},
+            "3.0e-03 of the gradient of step 0 is not in the recorded slots.",
+        ),
+        (
+            {"residual": math.nan, "watch": {0: (0.2, 0.2)}},
+            "inf of the gradient of step 0 is not in the recorded slots.",
+        ),
+        (
+            {"watch": {6: (0.2, 0.2)}},
+            "weights were changed outside the optimizer's update, after that of step 6.",
+        ),
+        ({"watch": {6: (0.0, 0.2)}}, "float32 rounding of small steps."),
+    ],
+    ids=["no rule", "defect", "residual", "residual that is no number", "moved", "drift"],
+)
+def test_what_is_far_from_the_record_is_refused_with_the_reason(options, reason):
+    case = Case(**options)
+    for ask in (
+        lambda: case.engine.output("fc", case.queries),
+        lambda: case.engine.weights(),
+        lambda: case.engine.cancellation("label <> 2"),
+    ):
+        with pytest.raises(Inexact) as caught:
+            ask()
+        assert reason in str(caught.value)
+        assert "fc" in str(caught.value)
+    reconstruction = case.engine.verify()["fc"]
+    assert not reconstruction.exact
+    assert reconstruction.reason.startswith(reason)
+    assert (reconstruction.reconstruction_error is None) == ("rule" in options)
+    assert not case.engine.info().layers[0].exact
+    assert case.engine.topk("fc", case.queries[0], k=1).ids.shape == (1,)
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_layers_that_cannot_be_rebuilt_have_a_line_each(count):
+    names = [f"layer{number}" for number in range(count)]
+    keys = {name: np.ones((4, 2), np.float32) for name in names}
+    values = {name: np.ones((4, 1), np.float32) for name in names}
+    memory = arrays.memory(keys, {"label": [1, 2, 1, 2]}, values=values, rule="")
+    with arrays.engine(memory) as engine, pytest.raises(Inexact) as caught:
+        engine.weights()
+    first, *lines = caught.value.message.splitlines()
+    if count == 1:
+        why = "Layer 'layer0' cannot be reconstructed: Rprop has no update rule."
+        assert first == f"The network cannot be reconstructed: {why}"
+        return
+    assert first == "The network cannot be reconstructed:"
+    said = [f"  Layer {name!r} cannot be reconstructed: Rprop has no update rule." for name in names]
+    assert lines == (said if count == 3 else [*said[:10], "  2 more layers."])
+
+
+def test_layers_without_values_answer_scores_only():
+    engine = arrays.engine(arrays.memory({"fc": np.ones((3, 2), np.float32)}, {"label": [1, 2, 3]}))
+    with pytest.raises(Inexact, match=r"its error signals were not recorded \(values=False\)\."):
+        engine.output("fc", [1, 2])
+    assert engine.verify()["fc"].reconstruction_error is None
+
+
+def test_a_training_that_was_cut_off_has_no_reconstruction_but_weights():
+    case = Case()
+    case.memory.end = None
+    assert case.engine.verify()["fc"].reason == "there are no final weights: the recording was cut off, or still runs."
+    with pytest.warns(UserWarning, match="as before its first step, for there is no end: norm.scale"):
+        found = case.engine.weights()
+    assert found["norm.scale"].tolist() == [1, 2]
+
+
+def test_bad_questions_are_refused():
+    case = Case()
+    with pytest.raises(BadInput, match="at_step must be at most 12, the number of recorded steps, not 13") as caught:
+        case.engine.output("fc", case.queries, at_step=13)
+    assert caught.value.field == "at_step"
+    with pytest.raises(BadInput, match="at_step must be at most 12"):
+        case.engine.weights(at_step=13)
+    with pytest.raises(EmptyMask):
+        case.engine.output("fc", case.queries, where="label = 9")
+    with pytest.raises(EmptyMask):
+        case.engine.weights("label = 9")
+    with pytest.raises(BadMask):
+        case.engine.weights("label = ")
+    with pytest.raises(NotFound, match="no dataset 'mnist'"):
+        case.engine.weights("dataset = 'mnist'")
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 20])
+def test_values_of_repeated_keys_are_added_up_column_range_by_column_range(budget, monkeypatch):
+    monkeypatch.setattr(slot_products, "BUDGET", budget)
+    monkeypatch.setattr(slot_products, "_PIECE", 16)
+    case = Case(repeats=True)
+    found, (weight, bias) = case.engine.weights(), case.rebuilt(case.labels >= 0)
+    np.testing.assert_allclose(found["fc.weight"], weight, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found["fc.bias"], bias, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [20_000, 1 << 28])
+def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, monkeypatch, rng):
+    monkeypatch.setattr(slot_products, "BUDGET", budget)
+    rows, d_in, d_out = 40, 70, 300
+    made = arrays.memory(
+        {"fc": rng.normal(size=(rows, d_in)).astype(np.float32)},
+        {"step": np.arange(400).tolist()},
+        values={"fc": rng.normal(size=(400, d_out)).astype(np.float32)},
+        rows_of_slots={"fc": np.r_[np.arange(rows), rng.integers(0, rows, 400 - rows)]},
+        initial={"fc.weight": np.zeros((d_out, d_in), np.float32), "fc.bias": np.zeros(d_out, np.float32)},
+    )
+    found = set()
+    for count in (1, 2, 3, 64):
+        monkeypatch.setattr(slot_products, "cores", lambda count=count: count)
+        view = arrays.engine(made)._view
+        layer, selection = view.snapshot.layer("fc"), mask.selection(view, view.snapshot.layer("fc"), None)
+        found.add(slot_products.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
+    assert len(found) == 1
+
+
+def test_what_a_mask_removes_is_not_what_its_opposite_leaves():
+    case = Case()
+    labels = [None if label == 3 else int(label) for label in case.labels]
+    made = arrays.memory(
+        {"fc": case.keys},
+        {"label": labels, "step": case.steps.tolist()},
+        values={"fc": case.values},
+        initial={"fc.weight": case.weight, "fc.bias": case.bias},
+    )
+    engine = arrays.engine(made)
+    engine.weights("NOT label <> 2")  # NULL is in neither
+    removed = case.labels >= 2
+    terms = np.linalg.norm(case.values[removed], axis=1) * np.linalg.norm(case.keys[removed], axis=1)
+    moved = np.linalg.norm(case.values[removed].T.astype(float) @ case.keys[removed])
+    assert engine.cancellation("label <> 2")["fc"] == pytest.approx(terms.sum() / moved, rel=1e-5)
+
+
+def witness(*steps):
+    numbers = np.zeros(len(steps))
+    return Distances("w", np.array(steps, dtype=np.int64), numbers, numbers, numbers, numbers, numbers)
+
+
+@pytest.mark.parametrize(
+    ("steps", "at_step", "expected"),
+    [
+        ([0, 1, 2], 2, [1]),  # seen once two steps were over: the row of step 1
+        ([0, 1, 2], 3, [2]),
+        ([0, 1, 1, 2], 2, [1, 2]),  # seen twice at that moment
+        ([2, 5, 8], 5, [0, 1]),  # between two rows, both must be good
+        ([2, 5, 8], 6, [1]),
+        ([2, 5], 1, [0]),
+        ([2, 5], 9, [1]),  # cut off: the last row
+        ([], 3, []),
+    ],
+)
+def test_a_row_speaks_for_its_own_moment_and_two_for_the_time_between(steps, at_step, expected):
+    assert witness(*steps).around(at_step).tolist() == expected
+
+
+def test_a_jump_is_a_distance_far_above_the_noise():
+    of = Distances(
+        "w", np.arange(4), np.array([1e-8, 7e-8, 9e-8, 1.0]), np.zeros(4), np.ones(4), np.zeros(4), np.full(4, 1e-8)
+    )
+    assert of.jump(1) is None
+    assert of.jump(2) == of.jump(3) == 2
+
+
+def test_each_parameter_must_be_exact_by_itself():
+    """A bias that is off hides behind a weight that went a hundred times as far, where only their sum is looked at."""
+    case = Case()
+    table = case.memory.table("watch")
+    watched = table.to_pylist()
+    for row in watched:
+        if row["parameter"] == "fc.bias":
+            row |= {"accumulated": 5e-3, "way": 1.0}
+        else:
+            row |= {"accumulated": 1e-6, "way": 100.0}
+    changed = table.from_pylist(watched, schema=table.schema)
+    case.memory.table = lambda name: changed if name == "watch" else Snapshot.table(case.memory, name)
+    layer = arrays.engine(case.memory).info().layers[0]
+    assert not layer.exact
+    assert layer.reason == "float32 rounding of small steps."
+
+
+def test_beyond_the_bound_nothing_is_answered_unasked():
+    assert Case(watch={6: (0.0, 0.099)}).engine.output("fc", np.ones((1, 7))).shape == (1, 4)
+    with pytest.raises(Inexact, match=r"^Layer 'fc' cannot be reconstructed exactly: float32 rounding of small"):
+        Case(watch={6: (0.0, 0.101)}).engine.output("fc", np.ones((1, 7)))
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan, math.inf, True, "1", 10**400])
+def test_temperatures_are_finite_and_above_zero(temperature):
+    with pytest.raises(BadInput) as refused:
+        Output("fc", np.ones(3), kernel="softmax", temperature=temperature)
+    assert refused.value.message == f"temperature must be a finite number above 0, not {arguments.shown(temperature)}."
+    assert (refused.value.hint, refused.value.field) == ("For example temperature=1.0.", "temperature")
+
+
+def test_the_engine_answers_every_kernel_that_a_question_may_name(monkeypatch):
+    case = Case()
+    for kernel in arguments.KERNELS:
+        assert case.engine.output("fc", case.queries, kernel=kernel).kernel == kernel
+    monkeypatch.setattr(arguments, "KERNELS", (*arguments.KERNELS, "rbf"))
+    with pytest.raises(BadInput, match=r"^Unknown kernel 'rbf'\.$"):
+        case.engine.output("fc", case.queries, kernel="rbf")
+
+
+def test_no_backend_is_said_to_have_scored_the_keys():
+    case = Case()
+    for kernel in arguments.KERNELS:
+        scan = case.engine.output("fc", case.queries, at_step=3, kernel=kernel).scan
+        assert (scan.backend, scan.slots_matching) == ("", STEPS * BATCH)
+
+
+@pytest.mark.parametrize("name", ["initial", "allow_inexact"])
+def test_what_is_neither_true_nor_false_is_refused(name):
+    with pytest.raises(BadInput) as refused:
+        Output("fc", np.ones(3), **{name: "no"})
+    assert (refused.value.message, refused.value.hint) == (f"{name} must be True or False, not 'no'.", "")
+    assert refused.value.field == name
+    assert getattr(Output("fc", np.ones(3), **{name: np.True_}), name) is True
+
+
+def test_kernels_are_named():
+    with pytest.raises(BadInput, match=r"^Unknown kernel 'rbf'\. Choose kernel=\"linear\" or kernel=\"softmax\"\.$"):
+        Output("fc", np.ones(3), kernel="rbf")
+    with pytest.raises(BadInput, match=r'^temperature cannot be used with kernel="linear"\.'):
+        Output("fc", np.ones(3), temperature=1.0)
+    with pytest.raises(
+        BadInput, match=r"^temperature must be a finite number above 0, not a number of thousands of digits\."
+    ):
+        Output("fc", np.ones(3), kernel="softmax", temperature=10**5000)
+    assert Output("fc", np.ones(3), kernel="softmax").temperature == 1.0
+    assert Output("fc", np.ones(3), kernel="softmax", temperature=np.float32(2)).temperature == 2.0
+
+
+SGD = named("sgd")
+PLAIN = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+RATES = st.sampled_from([0.0, 0.1, 0.5, 1.0])
+HISTORIES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "lr": RATES,
+            "momentum": st.sampled_from([0.0, 0.5, 0.9]),
+            "dampening": st.sampled_from([0.0, 0.3]),
+            "weight_decay": st.sampled_from([0.0, 0.1]),
+            "nesterov": st.booleans(),
+            "maximize": st.booleans(),
+            "factor": st.sampled_from([1.0, 0.25, None]),
+        }
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps=HISTORIES, buffer=st.sampled_from([None, 0.7]), seed=st.integers(0, 99))
+def test_every_history_of_settings_gives_the_weight_that_torch_gives(steps, buffer, seed):
+    gradients = np.random.default_rng(seed).normal(size=len(steps))
+    weight = torch.nn.Parameter(torch.tensor([1.3], dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    if buffer is not None:
+        optimizer.state[weight]["momentum_buffer"] = torch.tensor([buffer], dtype=torch.float64)
+    updates = []
+    for number, (step, gradient) in some(enumerate(zip(steps, gradients, strict=True))):
+        setting = {name: value for name, value in step.items() if name != "factor"}
+        optimizer.param_groups[0].update(setting)
+        factor = step["factor"]
+        weight.grad = None if factor is None else torch.tensor([gradient * factor])
+        optimizer.step()
+        if factor is not None:
+            updates.append(Update(number, number, factor, setting))
+        got = SGD.coefficients(updates, number + 1, has_buffers=buffer is not None)
+        rebuilt = (
+            got.initial * 1.3
+            + got.buffers.get("momentum_buffer", 0.0) * (buffer or 0.0)
+            + got.per_step @ gradients[: number + 1]
+        )
+        assert rebuilt == pytest.approx(float(weight.detach()), rel=1e-10, abs=1e-12)
+
+
+def test_constant_momentum_has_the_closed_form():
+    lr, m, steps = 0.1, 0.9, 20
+    got = SGD.coefficients([Update(s, s, 1.0, {**PLAIN, "lr": lr, "momentum": m}) for s in range(steps)], steps)
+    assert got.initial == 1
+    assert got.per_step == pytest.approx([-lr * (1 - m ** (steps - s)) / (1 - m) for s in range(steps)])
+
+
+def test_an_update_of_several_steps_and_gradients_never_used():
+    got = SGD.coefficients([Update(1, 3, 0.5, PLAIN), Update(5, 5, 1.0, {**PLAIN, "lr": 0.2})], 7)
+    assert got.per_step.tolist() == pytest.approx([0, -0.05, -0.05, -0.05, 0, -0.2, 0])
+
+
+def test_from_a_memory(tmp_path):
+    write(tmp_path / "m", [4, 4, 4])
+    memory = Snapshot.open(tmp_path / "m")
+    for at_step, stop in ((None, 3), (2, 2), (0, 0)):
+        got = coefficients(memory, "layer-0.bias", at_step)
+        expected = [-0.05 * (1 - 0.9 ** (stop - s)) / 0.1 for s in range(stop)]
+        assert got.per_step == pytest.approx(expected)
+        assert (got.initial, got.buffers) == (1.0, {})
+    with pytest.raises(
+        NotFound, match=r"^There is no recorded parameter 'x'\. Parameters: layer-0\.weight, layer-0\.bias"
+    ):
+        coefficients(memory, "x")
+    with pytest.raises(BadInput, match=r"^at_step must be at most 3, the number of recorded steps, not 4\. Pass 0 "):
+        coefficients(memory, "layer-0.bias", 4)

@@ -1,0 +1,348 @@
+"""A training that was resumed in another folder answers as one recorded whole, if it began where the other ended."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import BadInput, Damaged, Inexact
+from dualform.store.manifest import FileMark, Manifest
+from dualform.store.weights import read_buffers, write_weights
+from tests.damage import flip
+from tests.query.trained import _copy as state_of
+from tests.record.listed import batches, small_net
+from tests.trainings import learn, record_steps
+
+FIRST, STEPS = 12, 30
+LAYERS = ("0", "2", "4")
+SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3, "nesterov": True}
+
+
+class Training:
+    """One network under SGD, recorded in as many folders as it is asked to."""
+
+    def __init__(self, **settings) -> None:
+        torch.manual_seed(0)
+        self.model = small_net()
+        self.settings = SETTINGS | settings
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **self.settings)
+        self.done = 0
+        self.history = [state_of(self.model)]
+
+    def resume(self, momentum: str = "kept") -> None:
+        """As another process does, from a checkpoint; the momentum is kept, lost, or another."""
+        self.model = copy.deepcopy(self.model)
+        before = copy.deepcopy(self.optimizer.state_dict())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **self.settings)
+        if momentum != "lost":
+            self.optimizer.load_state_dict(before)
+        if momentum == "another":
+            for state in self.optimizer.state.values():
+                state["momentum_buffer"].mul_(0.5)
+
+    def record(self, path, until: int):
+        with dualform.Recorder(self.model, self.optimizer, path) as recorder:
+            for x, y in batches(STEPS)[self.done : until]:
+                with recorder.step(dataset="odd" if self.done % 2 else "even", label=y, sample=np.arange(8)):
+                    learn(self.optimizer, cross_entropy(self.model(x), y))
+                self.done += 1
+                self.history.append(state_of(self.model))
+            recorder.query_set("test", batches(1)[0][0])
+        return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    training = Training()
+    with dualform.open(training.record(tmp_path_factory.mktemp("whole") / "m", STEPS)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    folder, training = tmp_path_factory.mktemp("runs"), Training()
+    training.record(folder / "a", FIRST)
+    training.resume()
+    training.record(folder / "b", STEPS)
+    return folder, training
+
+
+@pytest.fixture(scope="module")
+def runs(resumed):
+    folder, _ = resumed
+    with dualform.open([folder / "a", str(folder / "b")]) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(("layer", "score"), [("0", "dot"), ("2", "abs"), ("4", "dot")])
+def test_ids_scores_and_sums_are_those_of_one_recording_bit_for_bit(whole, runs, layer, score):
+    asked = {"score": score, "where": "step > 3 AND label <> 1"}
+    one, other = (engine.topk(layer, "test", k=20, **asked) for engine in (whole, runs))
+    assert one.ids.tolist() == other.ids.tolist()
+    assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
+    one, other = (engine.topk(layer, "test", k=3, by=("dataset", "label"), **asked) for engine in (whole, runs))
+    assert (one.groups, one.ids.tolist()) == (other.groups, other.ids.tolist())
+    one, other = (engine.group_sum(layer, "test", by="step", **asked) for engine in (whole, runs))
+    assert (one.groups, one.counts.tolist()) == (other.groups, other.counts.tolist())
+    assert one.sums.tobytes() == other.sums.tobytes()
+
+
+def test_slots_and_steps_follow_those_of_the_run_before(whole, runs):
+    ids = np.arange(8 * STEPS)
+    one, other = whole.slots(ids), runs.slots(ids)
+    for name, column in one.items():
+        assert column.tolist() == other[name].tolist(), name
+    assert other["run"].tolist() == [0] * 8 * FIRST + [1] * 8 * (STEPS - FIRST)
+    for statement in (
+        "SELECT slot, step, label, sample, dataset FROM slots ORDER BY slot",
+        "SELECT step, lr, updated, first_step FROM steps ORDER BY step",
+        "SELECT dataset, label, name FROM labels ORDER BY ALL",
+    ):
+        found = whole.sql(statement), runs.sql(statement)
+        assert found[0].records() == found[1].records(), statement
+    counts = runs.sql("SELECT run, count(*) AS slots FROM slots GROUP BY run ORDER BY run").records()
+    assert counts == [{"run": 0, "slots": 8 * FIRST}, {"run": 1, "slots": 8 * (STEPS - FIRST)}]
+    assert runs.group_sum("0", "test", by="run").counts.tolist() == [8 * FIRST, 8 * (STEPS - FIRST)]
+    told = runs.info()
+    assert (told.steps, told.slots, told.cut_off, told.recording) == (STEPS, {"sample": 8 * STEPS}, "", False)
+
+
+def test_keys_and_values_are_those_of_one_recording(whole, runs):
+    for layer in LAYERS:
+        assert whole.keys(layer).tobytes() == runs.keys(layer).tobytes()
+        assert whole.values(layer).tobytes() == runs.values(layer).tobytes()
+    ids = np.arange(0, 8 * STEPS, 5)
+    expected = whole.coefficients("0", ids)
+    np.testing.assert_allclose(runs.coefficients("0", ids), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("at_step", [1, FIRST - 1, FIRST, FIRST + 1, 20, STEPS])
+def test_weights_as_of_any_step_are_those_of_the_training(resumed, runs, at_step):
+    _, training = resumed
+    history = training.history
+    weights = runs.weights(at_step=at_step)
+    assert {status.name for status in weights.statuses.values()} == {"exact"}
+    for name, live in history[at_step].items():
+        way = torch.linalg.vector_norm(live - history[0][name])
+        assert torch.linalg.vector_norm(weights[name] - live) <= 1e-4 * way, name
+
+
+def test_a_mask_takes_slots_of_both_runs_out(whole, runs):
+    one, other = (engine.output("2", "test", where="label <> 2") for engine in (whole, runs))
+    np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=1e-4)
+    assert all(reconstruction.reconstruction_error < 1e-4 for reconstruction in runs.verify().values())
+
+
+def test_after_a_run_that_was_cut_off_the_weights_are_not_known(resumed, tmp_path):
+    folder, _ = resumed
+    for name in ("a", "b"):
+        shutil.copytree(folder / name, tmp_path / name)
+    manifest = Manifest.read(tmp_path / "a")
+    files = {name: mark for name, mark in manifest.files.items() if "final" not in name}
+    replace(manifest, recording=True, files=files, marks=[]).write(tmp_path / "a")
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        told = engine.info()
+        assert told.cut_off == (f"{tmp_path / 'a'}: the recording was cut off after step {FIRST - 1}, or still runs.")
+        assert not told.recording
+        assert {layer.status.reason for layer in told.layers} == {
+            f"run 0 ({tmp_path / 'a'}) was cut off, so the weights that it ended with are not known "
+            f"(from step {FIRST} on)."
+        }
+        assert engine.output("0", "test", at_step=FIRST).status.exact
+
+
+def test_damage_names_the_run(resumed, tmp_path):
+    folder, _ = resumed
+    for name in ("a", "b"):
+        shutil.copytree(folder / name, tmp_path / name)
+    file = next((tmp_path / "b").rglob("keys-*.faiss"))
+    flip(file)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine, pytest.raises(Damaged, match=str(file)):
+        engine.keys(file.parent.name)
+    file.unlink()
+    with pytest.raises(Damaged) as caught:
+        dualform.open([tmp_path / "a", tmp_path / "b"])
+    assert caught.value.message == f"{file} is missing."
+
+
+def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
+    folder, _ = resumed
+    other = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    record_steps(
+        dualform.Recorder(other, optimizer, tmp_path / "other"),
+        optimizer,
+        1,
+        lambda _: cross_entropy(other(torch.ones(2, 6)), torch.zeros(2).long()),
+        label=torch.zeros(2).long(),
+    )
+    hint = "Open only runs of one network, recorded with the same layers and spaces."
+    with pytest.raises(BadInput) as caught:
+        dualform.open([folder / "a", tmp_path / "other"])
+    assert str(caught.value) == f"layer '0' of {tmp_path / 'other'} differs from that of {folder / 'a'}. {hint}"
+    with pytest.raises(BadInput) as caught:
+        dualform.open([])
+    assert str(caught.value) == 'path must name at least one folder. For example dualform.open("runs/digits").'
+    with pytest.raises(BadInput) as caught:
+        dualform.open([folder / "a", folder / "b" / ".." / "a"])
+    assert str(caught.value) == f"{folder / 'b' / '..' / 'a'} is named twice. Name each run once."
+
+
+def test_a_run_that_goes_on_is_seen_after_refresh(resumed, tmp_path):
+    folder, _ = resumed
+    shutil.copytree(folder / "b", tmp_path / "b")
+    with dualform.open([folder / "a", tmp_path / "b"]) as engine:
+        assert not engine.refresh()
+        manifest = Manifest.read(tmp_path / "b")
+        replace(manifest, recording=True).write(tmp_path / "b")
+        assert engine.refresh()
+        assert engine.info().recording
+        assert engine.info().slots == {"sample": 8 * STEPS}
+
+
+def test_inputs_that_repeat_in_both_runs_answer_as_one_recording(tmp_path):
+    """Each run stores its distinct keys; what is equal in both is stored twice."""
+
+    def record(path, model, optimizer, epochs):
+        inputs = torch.randn(40, 5, generator=torch.Generator().manual_seed(3))
+        record_steps(
+            dualform.Recorder(model, optimizer, path),
+            optimizer,
+            [part for _ in range(epochs) for part in torch.arange(40).split(8)],
+            lambda index: cross_entropy(model(inputs[index]), index % 3),
+            label=lambda index: index % 3,
+            sample=lambda index: index,
+        )
+        return path
+
+    paths = []
+    for parts in ([4], [1, 3]):
+        model = small_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        paths.append([record(tmp_path / f"{len(parts)}-{n}", model, optimizer, p) for n, p in enumerate(parts)])
+    queries = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
+    with dualform.open(paths[0]) as whole, dualform.open(paths[1]) as runs:
+        assert whole.info().layers[0].distinct_keys == 40
+        assert runs.info().layers[0].distinct_keys == 80
+        for score in ("dot", "abs"):
+            one, other = (e.topk("0", queries, k=60, where="label <> 1", score=score) for e in (whole, runs))
+            assert one.ids.tolist() == other.ids.tolist()
+            assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
+        one, other = (engine.group_sum("0", queries, by=("label", "sample")) for engine in (whole, runs))
+        assert one.sums.tobytes() == other.sums.tobytes()
+        one, other = (engine.group_sum("0", queries, by="label", score="abs") for engine in (whole, runs))
+        np.testing.assert_allclose(other.sums, one.sums, rtol=1e-6)
+        assert {layer.status.name for layer in runs.info().layers} == {"exact"}
+
+
+def test_a_run_that_began_with_other_weights_is_off_from_its_first_step(tmp_path):
+    training = Training()
+    training.record(tmp_path / "a", FIRST)
+    training.resume()
+    with torch.no_grad():
+        training.model[2].weight[0, 0] += 1e-3
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        statuses = {layer.name: layer.status for layer in engine.info().layers}
+        second = statuses.pop("2")
+        assert {status.name for status in statuses.values()} == {"exact"}
+        assert (second.name, second.since) == ("approximate", FIRST)
+        assert second.reason == (
+            f"run 1 ({tmp_path / 'b'}) did not begin with the weights that run 0 ({tmp_path / 'a'}) ended with "
+            f"(from step {FIRST} on)."
+        )
+        way = torch.linalg.vector_norm(training.history[-1]["2.weight"] - training.history[0]["2.weight"])
+        assert second.error is not None
+        assert 0.5e-3 / float(way) < second.error < 2e-3 / float(way)
+        assert engine.output("2", "test", at_step=FIRST).status.exact
+        assert not engine.output("2", "test").status.exact
+        with pytest.raises(Inexact):
+            engine.output("2", "test", at_step=FIRST + 1)
+
+
+@pytest.mark.parametrize("momentum", ["lost", "another"])
+def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path, momentum):
+    training = Training()
+    training.record(tmp_path / "a", FIRST)
+    training.resume(momentum)
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        statuses = [layer.status for layer in engine.info().layers]
+        assert {(status.name, status.since, status.error) for status in statuses} == {("approximate", FIRST, None)}
+        assert statuses[0].reason == (
+            f"run 1 ({tmp_path / 'b'}) did not begin with the momentum_buffer that run 0 ({tmp_path / 'a'}) left "
+            f"(from step {FIRST} on)."
+        )
+        assert engine.output("0", "test", at_step=FIRST).status.exact
+        with pytest.raises(Inexact):
+            engine.weights()
+        assert torch.allclose(engine.weights(allow_inexact=True)["0.weight"], training.history[-1]["0.weight"])
+
+
+def as_first_written(path):
+    """A memory's buffers as the first memories of format 2 had them: SGD's alone, without its name."""
+    manifest = Manifest.read(path)
+    held = read_buffers(path, manifest.files)
+    (path / "weights/buffers.safetensors").unlink(missing_ok=True)
+    manifest.files.pop("weights/buffers.safetensors", None)
+    if held:
+        momentum = {name: own["momentum_buffer"] for name, own in held.items()}
+        file, size, digest = write_weights(path, "momentum", momentum)
+        manifest.files[file] = FileMark(size, digest)
+    manifest.buffers = {name: own["momentum_buffer"] for name, own in manifest.buffers.items()}
+    manifest.write(path)
+
+
+def test_buffers_as_the_first_memories_of_this_format_have_them_are_read(tmp_path):
+    training = Training()
+    training.record(tmp_path / "a", FIRST)
+    training.resume("another")
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        expected = engine.weights(allow_inexact=True)["0.weight"]
+    for run in ("a", "b"):
+        as_first_written(tmp_path / run)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        assert {layer.status.name for layer in engine.info().layers} == {"approximate"}
+        assert torch.equal(engine.weights(allow_inexact=True)["0.weight"], expected)
+    with dualform.open(tmp_path / "b") as engine:
+        assert engine.verify()["0"].exact
+
+
+def test_a_run_without_momentum_needs_none(tmp_path):
+    training = Training(momentum=0.0, nesterov=False)
+    training.record(tmp_path / "a", FIRST)
+    training.resume("lost")
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        assert {layer.status.name for layer in engine.info().layers} == {"exact"}
+
+
+def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
+    training = Training()
+    with dualform.Recorder(training.model, training.optimizer, tmp_path / "a") as recorder:
+        for number, (x, y) in enumerate(batches(FIRST)):
+            with recorder.step(label=y):
+                learn(training.optimizer, cross_entropy(training.model(x), y))
+            if number == 5:  # an update by hand
+                with torch.no_grad():
+                    training.model[4].weight.mul_(1.02)
+    training.done = FIRST
+    training.resume()
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        statuses = {layer.name: layer.status for layer in engine.info().layers}
+        measured = engine.verify()["4"].reconstruction_error
+        assert (statuses["0"].name, statuses["4"].name, statuses["4"].since) == ("exact", "approximate", 5)
+        assert statuses["4"].error is not None
+        assert measured is not None
+        assert 0.5 * measured <= statuses["4"].error <= 4 * measured
+        assert statuses["4"].reason == "weights were changed outside the optimizer's update, after that of step 5."

@@ -1,0 +1,343 @@
+"""A softmax over the slots that stay weighs the values that the inner product weighs, and nothing else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+import dualform
+from dualform.errors import Inexact
+from dualform.query.score.canonical import canonical_scores
+from dualform.query.weights import slot_products, softmax
+from dualform.query.where import mask
+from tests.query import arrays
+from tests.query.plain_case import BATCH, LR, STEPS, Case
+from tests.record.listed import skip_without_bfloat16
+
+TEMPERATURES = st.sampled_from([1e-300, 1e-3, 0.5, 1.0, 30.0, 1e6, 1e300])
+
+
+def weights_of(case: Case, query: np.ndarray, stays: np.ndarray, temperature: float) -> np.ndarray:
+    """p over the slots that stay, float64."""
+    scores = canonical_scores(case.keys[stays], query)
+    with np.errstate(over="ignore", under="ignore"):
+        powers = np.exp((scores - scores.max(initial=-np.inf)) / temperature)
+    return powers / powers.sum()
+
+
+def expected(case: Case, stays: np.ndarray, at_step: int, temperature: float, initial: bool) -> np.ndarray:
+    attending = stays & (case.steps < at_step)
+    values = -LR * case.values[attending].astype(float)
+    sums = np.array([weights_of(case, query, attending, temperature) @ values for query in case.queries])
+    return sums + (case.queries.astype(float) @ case.weight.T + case.rebuilt(stays, at_step)[1] if initial else 0.0)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    label=st.none() | st.integers(0, 3),
+    at_step=st.none() | st.integers(0, STEPS),
+    repeats=st.booleans(),
+    temperature=TEMPERATURES,
+    initial=st.booleans(),
+    block=st.sampled_from([16, 4096]),
+)
+@settings(deadline=None, max_examples=20)
+def test_outputs_are_softmax_attention_over_the_slots_that_stay(
+    seed, label, at_step, repeats, temperature, initial, block
+):
+    case = Case(seed, repeats=repeats)
+    where = None if label is None else f"label <> {label}"
+    stays = np.ones(STEPS * BATCH, dtype=bool) if label is None else case.labels != label
+    stop = STEPS if at_step is None else at_step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(softmax, "block_size", lambda width: block)
+        patch.setattr(softmax, "_BATCH", 3)
+        ask = lambda queries: case.engine.output(  # noqa: E731
+            "fc", queries, where, at_step, False, "softmax", temperature, initial
+        )
+        found = ask(case.queries)
+        alone = [ask(query) for query in case.queries]
+    assert np.concatenate([one.values for one in alone]).tobytes() == found.values.tobytes()
+    assert np.concatenate([one.effective_slots for one in alone]).tobytes() == found.effective_slots.tobytes()
+    wanted = expected(case, stays, stop, temperature, initial)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    attending = stays & (case.steps < stop)
+    weights = [weights_of(case, query, attending, temperature) for query in case.queries]
+    wanted = [1 / np.square(one).sum() if one.size else 0.0 for one in weights]
+    np.testing.assert_allclose(found.effective_slots, wanted, rtol=1e-9)
+    assert (found.kernel, found.temperature, found.initial) == ("softmax", temperature, initial)
+
+
+def test_part_of_an_answer_has_its_own_effective_slots():
+    case = Case()
+    found = case.engine.output("fc", case.queries, kernel="softmax")
+    part = found.part(1, 3)
+    assert part.effective_slots.tolist() == found.effective_slots[1:3].tolist()
+    assert found.nbytes == found.values.nbytes + found.effective_slots.nbytes
+    assert case.engine.output("fc", case.queries).effective_slots is None
+
+
+def test_a_cold_softmax_is_the_best_slot_and_a_hot_one_their_mean():
+    case = Case()
+    ask = lambda temperature: case.engine.output(  # noqa: E731
+        "fc", case.queries, kernel="softmax", temperature=temperature, initial=False
+    )
+    best = case.engine.topk("fc", case.queries, k=1).ids
+    np.testing.assert_allclose(ask(1e-300), -LR * case.values[best], rtol=1e-6)
+    assert ask(1e-300).effective_slots.tolist() == [1.0] * 5
+    mean = -LR * case.values.astype(float).mean(axis=0)
+    np.testing.assert_allclose(ask(1e12), np.tile(mean, (5, 1)), rtol=1e-5)
+    np.testing.assert_allclose(ask(1e12).effective_slots, STEPS * BATCH)
+
+
+def test_huge_scores_give_numbers(rng):
+    keys = (rng.choice([-1, 1], (40, 6)) * 3e38).astype(np.float32)
+    values = rng.normal(size=(40, 2)).astype(np.float32)
+    initial = {"fc.weight": np.zeros((2, 6), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    engine = arrays.engine(
+        arrays.memory({"fc": keys}, {"step": [0] * 40}, values={"fc": values}, initial=initial, final=initial)
+    )
+    found = engine.output("fc", keys[:3], kernel="softmax", temperature=1e-300, initial=False, allow_inexact=True)
+    same = (keys[:3, None] == keys).all(axis=2)
+    np.testing.assert_allclose(found, [-LR * values[own].astype(float).mean(axis=0) for own in same], rtol=1e-5)
+    assert found.effective_slots.tolist() == same.sum(axis=1).tolist()
+
+
+def test_a_slot_attends_as_often_as_it_was_recorded():
+    """Whether its key is stored once for many or once for each."""
+    shared, each = Case(3, repeats=True), Case(3, repeats=True)
+    each.engine = arrays.engine(
+        arrays.memory(
+            {"fc": each.keys},
+            {"label": each.labels.tolist(), "step": each.steps.tolist()},
+            values={"fc": each.values},
+            initial={"fc.weight": each.weight, "fc.bias": each.bias},
+        )
+    )
+    one, other = (case.engine.output("fc", case.queries, "label > 0", kernel="softmax") for case in (shared, each))
+    assert one.values.tobytes() == other.values.tobytes()
+    assert one.effective_slots.tobytes() == other.effective_slots.tobytes()
+
+
+def test_a_key_that_slots_share_is_scored_once_a_batch(monkeypatch):
+    case, scored = Case(3, repeats=True), []
+    score = softmax.score_every
+    monkeypatch.setattr(softmax, "score_every", lambda *of: scored.append(len(of[1])) or score(*of))
+    monkeypatch.setattr(softmax, "block_size", lambda width: 16)
+    whole = case.engine.output("fc", case.queries, kernel="softmax")
+    assert sum(scored) == len(set(case.memory.keys("fc").row_of_entry.tolist()))
+    monkeypatch.setattr(softmax, "_HELD_BYTES", 1)
+    one_by_one = case.engine.output("fc", case.queries, kernel="softmax")
+    assert one_by_one.values.tobytes() == whole.values.tobytes()
+
+
+def test_the_linear_sum_alone_is_the_output_less_the_initial_weights_and_the_bias():
+    case = Case()
+    stays, queries = case.labels != 2, case.queries.astype(float)
+    found = case.engine.output("fc", case.queries, "label <> 2", 7, initial=False)
+    weight, _ = case.rebuilt(stays, 7)
+    np.testing.assert_allclose(found, queries @ (weight - case.weight).T, rtol=1e-5, atol=1e-6)
+    assert (found.initial, found.unrecorded_change) == (False, 0.0)
+    assert not case.engine.output("fc", case.queries, at_step=0, initial=False).values.any()
+
+
+def test_steps_of_a_learning_rate_of_zero_attend_and_those_without_an_update_do_not(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with dualform.Recorder(model, optimizer, tmp_path / "run") as recorder:
+        for step in range(4):
+            optimizer.param_groups[0]["lr"] = 0.1 if step == 1 else 0.0
+            with recorder.step():
+                optimizer.zero_grad()
+                model(torch.randn(5, 3)).square().sum().backward()
+                if step != 2:
+                    optimizer.step()
+    with dualform.open(tmp_path / "run") as memory:
+        query = np.zeros(3, np.float32)  # weighs all slots alike
+        (layer,) = memory.info().layers
+        assert memory.output(layer.name, query, kernel="softmax").effective_slots == [15]  # of steps 0, 1 and 3
+        assert memory.output(layer.name, query, None, 1, kernel="softmax").effective_slots == [5]
+
+
+def test_what_moved_outside_the_record_stands_beside_the_softmax():
+    case = Case(watch={6: (0.2, 0.2)})
+    moved = {name: array + np.float32(0.25) for name, array in case.memory.end.items()}
+    case.memory.end = moved
+    with pytest.raises(Inexact):
+        case.engine.output("fc", case.queries, kernel="softmax")
+    found = case.engine.output("fc", case.queries, kernel="softmax", allow_inexact=True)
+    wanted = expected(case, np.ones(STEPS * BATCH, dtype=bool), STEPS, 1.0, True)
+    wanted += 0.25 * case.queries.astype(float).sum(axis=1)[:, None] + 0.25
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert found.unrecorded_change > 0
+    alone = case.engine.output("fc", case.queries, kernel="softmax", allow_inexact=True, initial=False)
+    np.testing.assert_allclose(
+        alone, expected(case, np.ones(STEPS * BATCH, dtype=bool), STEPS, 1.0, False), rtol=1e-6, atol=1e-6
+    )
+    assert alone.unrecorded_change == 0.0
+
+
+def test_the_sums_of_biases_are_those_of_the_linear_kernel():
+    case = Case()
+    view = case.engine._view
+    layer = view.snapshot.layer("fc")
+    chosen = mask.selection(view, layer, "label <> 1")
+    found = slot_products.bias_sum(view, layer, chosen, 8, lambda: None)
+    np.testing.assert_allclose(
+        found, slot_products.slot_sum(view, layer, chosen, 8, lambda: None).biases[0], rtol=1e-12
+    )
+
+
+def trained_on(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs, steps: int = 3):
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for _ in range(steps):
+            with recorder.step():
+                optimizer.zero_grad()
+                found = model(inputs())
+                (found[0] if isinstance(found, tuple) else found).square().sum().backward()
+                optimizer.step()
+    return dualform.open(path)
+
+
+LSTM = ("0.weight_hh_l0", "0.weight_ih_l0")
+
+
+def lstm_memory(path, *, length=4, steps=3, halved=LSTM, rates=None, autocast=False):
+    """A tiny LSTM; the gradients of the `halved` parts count half. `rates`: of each step, for weights of the state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LSTM(3, 2, batch_first=True))
+    named = dict(model.named_parameters())
+    state = [{"params": [p]} for name, p in named.items() if "weight_hh" in name]
+    other = [{"params": [p for name, p in named.items() if "weight_hh" not in name]}]
+    optimizer = torch.optim.SGD(state + other, lr=0.1)
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = rates[step] if rates else 0.1
+            with recorder.step():
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    found = model(torch.randn(5, length, 3))[0]
+                found.float().square().sum().backward()
+                for name in halved:
+                    named[name].grad.mul_(0.5)
+                optimizer.step()
+    return dualform.open(path)
+
+
+def assert_mean_of_values(memory, coefficient, where=None, rtol=1e-4):
+    """A query of zeros weighs all slots alike."""
+    slots = memory.sql(f"SELECT slot FROM slots WHERE {where or 'true'} ORDER BY slot")["slot"]
+    wanted = coefficient * memory.values("0", slots).mean(axis=0)
+    found = memory.output("0", np.zeros(5, np.float32), where, kernel="softmax", initial=False)
+    np.testing.assert_allclose(found[0], wanted, rtol=rtol, atol=1e-8)
+    assert found.effective_slots[0] == pytest.approx(len(slots))
+
+
+def test_parts_whose_factors_bfloat16_rounds_have_one_value(tmp_path):
+    skip_without_bfloat16()
+    with lstm_memory(tmp_path / "run", autocast=True) as memory:
+        assert str(memory.info().layers[0].status) == "exact to bfloat16"
+        assert_mean_of_values(memory, -0.05, rtol=2.0**-7)
+
+
+def test_a_part_without_a_gradient_says_nothing_of_the_value(tmp_path):
+    """Of sequences of length 1 the state is zero, and so is the gradient of its weight: no factor shows in it."""
+    with lstm_memory(tmp_path / "run", length=1) as memory:
+        assert_mean_of_values(memory, -0.05)
+
+
+def test_only_steps_whose_slots_attend_are_compared(tmp_path):
+    with lstm_memory(tmp_path / "run", rates=(0.1, 0.1, 0.2)) as memory:
+        assert_mean_of_values(memory, -0.05, where="step < 2")
+        with pytest.raises(Inexact, match=r"moved differently"):
+            memory.output("0", np.zeros(5), kernel="softmax")
+
+
+@pytest.mark.parametrize(
+    "apart", [{"rates": (0.1, 0.1 * (1 + 1e-7), 0.1)}, {"halved": LSTM[:1]}], ids=["a learning rate", "a factor"]
+)
+def test_settings_are_compared_exactly_and_factors_as_the_status_allows(tmp_path, apart):
+    with (
+        lstm_memory(tmp_path / "run", **apart) as memory,
+        pytest.raises(
+            Inexact,
+            match=r"^Contributions of single slots are not defined for layer '0': the parts of its "
+            r"weight, 0\.weight_hh_l0, 0\.weight_ih_l0, moved differently\.",
+        ),
+    ):
+        memory.output("0", np.zeros(5), kernel="softmax")
+
+
+def test_adam_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2))
+    start = model[0].weight.detach().numpy().astype(float)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with trained_on(model, optimizer, tmp_path / "run", lambda: torch.randn(5, 3)) as memory:
+        with pytest.raises(Inexact, match=r"^Single slots have no term of their own in layer .* with Adam") as refused:
+            memory.output("0", np.ones(3), kernel="softmax")
+        assert (refused.value.hint, refused.value.field) == ('Pass kernel="linear".', "kernel")
+        moved = model[0].weight.detach().numpy().astype(float) - start
+        np.testing.assert_allclose(memory.output("0", np.ones(3), initial=False)[0], moved.sum(axis=1), rtol=1e-4)
+
+
+class Tied(nn.Module):
+    def __init__(self, kind="weight"):
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+        setattr(self.other, kind, getattr(self.one, kind))
+
+    def forward(self, inputs):
+        return self.other(self.one(inputs))
+
+
+def test_a_shared_weight_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
+    torch.manual_seed(0)
+    model = Tied()
+    start = model.one.weight.detach().numpy().astype(float)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with trained_on(model, optimizer, tmp_path / "run", lambda: torch.randn(5, 3)) as memory:
+        with pytest.raises(
+            Inexact,
+            match=r"^Contributions of single slots are not defined for layer 'one': it shares a "
+            r"parameter with layer 'other', whose slots are others\.",
+        ):
+            memory.output("one", np.ones(3), kernel="softmax")
+        moved = model.one.weight.detach().numpy().astype(float) - start
+        np.testing.assert_allclose(memory.output("one", np.ones(3), initial=False)[0], moved.sum(axis=1), rtol=1e-4)
+
+
+def test_a_shared_bias_is_the_sum_over_the_slots_of_both(tmp_path):
+    torch.manual_seed(0)
+    model = Tied("bias")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with trained_on(model, optimizer, tmp_path / "run", lambda: torch.randn(5, 3)) as memory:
+        ask = lambda where, **of: memory.output("one", np.ones(3), where, **of).values  # noqa: E731
+        for where in (None, "step <> 1"):
+            beside = ask(where, kernel="softmax") - ask(where, kernel="softmax", initial=False)
+            np.testing.assert_allclose(beside, ask(where) - ask(where, initial=False), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "embedding", "LSTM"])
+def test_patches_and_tokens_attend_each_for_itself(tmp_path, kind):
+    torch.manual_seed(0)
+    if kind == "convolution":
+        model, inputs = nn.Sequential(nn.Conv2d(2, 3, 2)), lambda: torch.randn(2, 2, 4, 4)
+    elif kind == "LSTM":
+        model, inputs = nn.Sequential(nn.LSTM(3, 2, batch_first=True)), lambda: torch.randn(4, 5, 3)
+    else:
+        model, inputs = nn.Sequential(nn.Embedding(7, 3)), lambda: torch.randint(0, 7, (4, 5))
+    with trained_on(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", inputs) as memory:
+        layer = memory.info().layers[0]
+        query = np.linspace(-1, 1, layer.d_in).astype(np.float32)
+        keys = memory.keys(layer.name).astype(float)
+        assert len(keys) == layer.slots
+        weights = np.exp(keys @ query) / np.exp(keys @ query).sum()
+        values = memory.coefficients(layer.name, np.arange(layer.slots))[:, None] * memory.values(layer.name)
+        found = memory.output(layer.name, query, kernel="softmax", initial=False)
+        np.testing.assert_allclose(found[0], weights @ values, rtol=1e-5, atol=1e-7)
+        assert found.effective_slots[0] == pytest.approx(1 / np.square(weights).sum())

@@ -1,0 +1,421 @@
+"""What is written is what is read, by arithmetic and by look-ups of few slots, as plain loops have it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dualform.errors import AlreadyExists, Damaged, NotAMemory, NotFound
+from dualform.query.engine import Engine
+from dualform.query.score.backends import choose
+from dualform.query.where import mask
+from dualform.store import shard, tables
+from dualform.store.files.segment import SegmentCache
+from dualform.store.journal import journal_path
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading import shard_tables, space as space_file
+from dualform.store.reading.runs import Runs
+from dualform.store.reading.shard_tables import ShardTables
+from dualform.store.reading.snapshot import Snapshot
+from tests.store.small_memory import (
+    TOKENS,
+    batches_of,
+    expected,
+    open_writer,
+    token_batch,
+    write as write_samples,
+    write_shards,
+)
+
+
+def bits(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32 - 1),
+    commit_every=st.integers(1, 4),
+)
+def test_reads_back_every_bit_whatever_the_batches_and_commits(sizes, seed, commit_every):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory"
+        expected = write_samples(path, sizes, seed, commit_every)
+        memory = Snapshot.open(path)
+        assert memory.count("sample") == sum(sizes)
+        assert memory.steps == len(sizes)
+        for layer in memory.layers:
+            keys = memory.keys(layer)
+            assert bits(keys.entry_block(0, keys.entries)) == bits(expected.keys[layer])
+            assert bits(memory.values(layer).block(0, sum(sizes))) == bits(expected.values[layer])
+        for name, column in expected.columns.items():
+            assert memory.column("sample", name).tolist() == column
+        assert check_memory(path) == []
+
+
+def test_repeated_keys_are_stored_once_bit_for_bit(tmp_path):
+    expected = write_samples(tmp_path / "memory", [40, 40])
+    memory = Snapshot.open(tmp_path / "memory")
+    keys = memory.keys("layer-0")
+    distinct = {row.tobytes() for row in expected.keys["layer-0"]}
+    # The inputs hold a row of 0.0 and one of -0.0: equal as numbers, different as bits.
+    assert keys.rows == len(distinct) == 12
+    assert keys.row_of_entry is not None
+    assert memory.keys("layer-1").row_of_entry is None
+
+
+def test_blocks_and_rows_do_not_depend_on_segments_or_cache(tmp_path):
+    expected = write_samples(tmp_path / "memory", [7, 3, 6, 5, 4], commit_every=2).keys["layer-1"]
+    for cache in (SegmentCache(), SegmentCache(most_bytes=0), SegmentCache(most_bytes=200)):
+        keys = Snapshot.open(tmp_path / "memory", cache).keys("layer-1")
+        for size in (1, 4, 25, 100):
+            blocks = list(keys.blocks(size))
+            assert [start for start, _ in blocks] == list(range(0, 25, size))
+            assert bits(np.concatenate([block for _, block in blocks])) == bits(expected)
+        rows = np.array([24, 0, 7, 7, 9, 10])
+        assert bits(keys.take(rows)) == bits(expected[rows])
+
+
+def test_a_memory_is_readable_while_it_is_written(tmp_path):
+    writer = open_writer(tmp_path / "memory")
+    assert Snapshot.open(tmp_path / "memory").count("sample") == 0
+    for step, one in enumerate(batches_of([4] * 3)):
+        writer.append(one)
+        assert Snapshot.open(tmp_path / "memory").count("sample") == 4 * step
+        writer.commit()
+        memory = Snapshot.open(tmp_path / "memory")
+        assert (memory.count("sample"), memory.commits, memory.recording) == (4 * step + 4, step + 1, True)
+    writer.close()
+    assert not Snapshot.open(tmp_path / "memory").recording
+
+
+def test_commits_by_itself_once_enough_was_appended(tmp_path):
+    writer = open_writer(tmp_path / "memory", segment_bytes=1000)
+    for one in batches_of([4] * 12):
+        writer.append(one)
+    assert Snapshot.open(tmp_path / "memory").commits > 1
+    writer.close()
+    assert Snapshot.open(tmp_path / "memory").count("sample") == 48
+
+
+def test_refuses_a_folder_that_holds_something(tmp_path):
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "precious.txt").write_text("x")
+    with pytest.raises(AlreadyExists, match="already exists and is not an empty folder"):
+        open_writer(tmp_path / "memory")
+    assert (tmp_path / "memory" / "precious.txt").read_text() == "x"
+
+
+def test_refuses_what_is_no_memory(tmp_path):
+    with pytest.raises(NotAMemory, match="no folder"):
+        Snapshot.open(tmp_path / "nowhere")
+    with pytest.raises(NotAMemory, match=r"is not a dualform memory \(no memory\.json\)"):
+        Snapshot.open(tmp_path)
+    write_samples(tmp_path / "memory", [2])
+    manifest = tmp_path / "memory" / "memory.json"
+    written = manifest.read_text()
+    manifest.write_text(written.replace('"format": 2', '"format": 3'))
+    with pytest.raises(NotAMemory, match=r"format 3, newer than the 2 .* Upgrade dualform"):
+        Snapshot.open(tmp_path / "memory")
+    manifest.write_text(written.replace('"format": 2', '"format": 1'))
+    with pytest.raises(NotAMemory) as caught:
+        Snapshot.open(tmp_path / "memory")
+    assert str(caught.value) == (
+        f"{tmp_path / 'memory'} is a memory of format 1, written by dualform 0.1, which this version does not read. "
+        "Open it with dualform 0.1, or record the training again."
+    )
+
+
+def test_names_what_does_not_exist(tmp_path):
+    write_samples(tmp_path / "memory", [2])
+    memory = Snapshot.open(tmp_path / "memory")
+    with pytest.raises(NotFound, match=r"no layer 'x'\. Layers: layer-0, layer-1"):
+        memory.keys("x")
+    with pytest.raises(NotFound, match=r"no layer 'norm': it was not recorded \(no tap for LayerNorm\)"):
+        memory.keys("norm")
+    with pytest.raises(NotFound, match=r"no query set 'x'\. Query sets: test"):
+        memory.query_set("x")
+
+
+SIZES = [3, 2, 5, 1, 4, 2]
+
+
+def write_tokens(path, commit_after, finish=True, **options):
+    """Steps of tokens; returns what they should read back as, and the writer."""
+    rng = np.random.default_rng(3)
+    batches = [token_batch(rng, step, rows) for step, rows in enumerate(SIZES)]
+    writer = open_writer(path, TOKENS, **options)
+    for step, batch in enumerate(batches):
+        writer.append(batch)
+        if step in commit_after:
+            writer.commit()
+    writer.close() if finish else writer.abandon()
+    return expected(batches, TOKENS)
+
+
+def same(memory, wanted):
+    """Whether every column, entry, key and value is what was appended."""
+    space = memory.space("token")
+    for name, column in wanted.tokens.items():
+        assert memory.column("token", name).tolist() == column, name
+        everything = space.between(0, space.count, [name])[name].to_pylist()
+        assert everything == column
+        some = np.array([len(column) - 1, 0, 7, 7, 11])
+        assert space.at(some, [name])[name].to_pylist() == [column[i] for i in some]
+        assert space.between(5, 17, [name])[name].to_pylist() == column[5:17]
+        null = space.is_null(name)
+        assert np.broadcast_to(null, len(column)).tolist() == [value is None for value in column]
+    for layer in TOKENS:
+        entries = memory.entries(layer.name)
+        slots = np.arange(memory.count("token")) if entries.slots is None else entries.slots
+        assert slots.tolist() == wanted.entries[layer.name]
+        assert entries.slots_of(np.arange(entries.count)).tolist() == slots.tolist()
+        numbers = {slot: entry for entry, slot in enumerate(slots.tolist())}
+        every = np.arange(memory.count("token"))
+        assert entries.of(every).tolist() == [numbers.get(slot, -1) for slot in every.tolist()]
+        if layer.keys:
+            keys = memory.keys(layer.name)
+            assert keys.entry_block(0, keys.entries).tobytes() == wanted.keys[layer.name].tobytes()
+            values = memory.values(layer.name)
+            assert values.block(0, values.rows).tobytes() == wanted.values[layer.name].tobytes()
+
+
+@pytest.mark.parametrize("commit_after", [(), (1, 3), tuple(range(len(SIZES)))])
+def test_every_column_and_entry_is_read_back(tmp_path, commit_after):
+    wanted = write_tokens(tmp_path / "memory", commit_after)
+    memory = Snapshot.open(tmp_path / "memory")
+    same(memory, wanted)
+    assert check_memory(tmp_path / "memory") == []
+    assert memory.cut_off == ""
+
+
+@pytest.mark.parametrize("commit_after", [(), (0, 4)])
+def test_a_recording_that_was_cut_off_shows_what_its_journal_holds(tmp_path, commit_after):
+    wanted = write_tokens(tmp_path / "memory", commit_after, finish=False, journal_seconds=0.0)
+    memory = Snapshot.open(tmp_path / "memory")
+    assert memory.frames > 0
+    same(memory, wanted)
+    assert memory.cut_off == "the recording was cut off after step 5."
+    assert check_memory(tmp_path / "memory") == []
+
+
+def test_a_torn_last_frame_is_no_part_of_the_memory_and_a_frame_altered_before_is_an_error(tmp_path):
+    path = tmp_path / "memory"
+    write_tokens(path, (1,), finish=False, journal_seconds=0.0)
+    journal = journal_path(path / "shard-00000", 1)
+    content = journal.read_bytes()
+    shutil.copytree(path, tmp_path / "torn")
+    journal_path(tmp_path / "torn" / "shard-00000", 1).write_bytes(content[:-1])
+    memory = Snapshot.open(tmp_path / "torn")
+    assert (memory.steps, memory.torn) == (len(SIZES) - 1, True)
+    journal.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    with pytest.raises(Damaged, match=r"journal-000001 was altered: frame 0 is not what was written"):
+        Snapshot.open(path)
+    assert check_memory(path) == [f"{journal} was altered: frame 0 is not what was written."]
+
+
+def test_a_reader_sees_that_a_recording_went_on(tmp_path):
+    rng = np.random.default_rng(3)
+    writer = open_writer(tmp_path / "memory", TOKENS, journal_seconds=0.0)
+    writer.append(token_batch(rng, 0, 2))
+    memory = Snapshot.open(tmp_path / "memory")
+    assert not memory.moved()
+    writer.append(token_batch(rng, 1, 2))
+    assert memory.moved()
+    memory = Snapshot.open(tmp_path / "memory")
+    assert (memory.steps, memory.commits, memory.moved()) == (2, 0, False)
+    writer.commit()
+    assert memory.moved()
+    assert Snapshot.open(tmp_path / "memory").commits == 1
+    assert memory.column("token", "token").count() == 8, "a snapshot reads columns late, and stays as of its moment"
+    writer.abandon()
+
+
+def test_columns_of_samples_are_told_from_those_of_slots(tmp_path):
+    write_tokens(tmp_path / "memory", (2,))
+    memory = Snapshot.open(tmp_path / "memory")
+    assert memory.space("token").sample_columns == {"step", "row", "label", "sample", "weight", "seen"}
+    columns = memory.column("token", "label")
+    space = memory.space("token")
+    spread = space.spread(np.arange(space.samples.count))
+    labels = space.samples.column("label").to_pylist()
+    assert columns.tolist() == [labels[datapoint] for datapoint in spread]
+    with pytest.raises(NotFound, match=r"no space 'sample'\. Spaces: token"):
+        memory.space("sample")
+
+
+def test_a_small_file_is_opened_once_whatever_is_asked_of_it(tmp_path, monkeypatch):
+    write_tokens(tmp_path / "memory", ())
+    times = []
+    opened = shard_tables.opened
+    monkeypatch.setattr(shard_tables, "opened", lambda *own, **options: times.append(own) or opened(*own, **options))
+    memory = Snapshot.open(tmp_path / "memory")
+    with Engine(memory, choose("numpy")) as engine:
+        mask.selection(engine._view, engine._view.snapshot.layer("every"), "label > 3 AND position < 2")
+        engine.slots(np.arange(5), "token")
+        engine.info()
+    assert len(times) == 1
+
+
+def test_of_many_rows_opening_reads_where_slots_lie_and_a_mask_the_columns_that_it_names(tmp_path, monkeypatch):
+    write_tokens(tmp_path / "memory", (2,))
+    monkeypatch.setattr(shard_tables, "FEW_ROWS", -1)
+    loaded = []
+    load = ShardTables._load
+
+    def noted(self, connection, table, names):
+        loaded.extend((table, name) for name in names)
+        load(self, connection, table, names)
+
+    monkeypatch.setattr(ShardTables, "_load", noted)
+    memory = Snapshot.open(tmp_path / "memory")
+    tables = {table for table, _ in loaded}
+    assert tables == {"extents_token", "entries", "segments"}
+    assert not {name for table, name in loaded if table == "extents_token"} & {"row", "position", "token", "dataset"}
+    del loaded[:]
+    with Engine(memory, choose("numpy")) as engine:
+        mask.selection(engine._view, engine._view.snapshot.layer("every"), "label > 3")
+        assert set(loaded) == {("extents_token", "row"), ("samples", "row"), ("samples", "step"), ("samples", "label")}
+        del loaded[:]
+        mask.selection(engine._view, engine._view.snapshot.layer("every"), "label > 3 AND position < 2")
+        assert loaded == [("extents_token", "position")]
+
+
+STEPS, LINK = 20, 20
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(shard_tables, "FEW_ROWS", 10)
+    monkeypatch.setattr(shard, "LINK_ENTRIES", LINK)
+    monkeypatch.setattr(space_file, "LONG", 1)
+
+
+@pytest.fixture
+def batches():
+    return [token_batch(np.random.default_rng(step), step, 3) for step in range(STEPS)]
+
+
+def write_long(path, batches, finish=True):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard, "LINK_ENTRIES", LINK)
+        writer = open_writer(path, TOKENS, journal_seconds=60.0 if finish else 0.0)
+        for step, one in enumerate(batches):
+            writer.append(one)
+            if step % 9 == 8:
+                writer.commit()
+        writer.close() if finish else writer.abandon()
+    return path
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A memory of `batches`, which is only read."""
+    written = [token_batch(np.random.default_rng(step), step, 3) for step in range(STEPS)]
+    return write_long(tmp_path_factory.mktemp("long") / "m", written)
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_any_slots_are_those_of_the_columns(small, tmp_path, long, batches, finish):
+    wanted = expected(batches, TOKENS).tokens
+    path = long if finish else write_long(tmp_path / "m", batches, finish)
+    memory, count = Snapshot.open(path), len(wanted["slot"])
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 7):
+        ids = rng.integers(0, count, size)
+        found = memory.space("token").at(ids, list(memory.columns("token")))
+        for name in memory.columns("token"):
+            assert found[name].to_pylist() == [wanted[name][slot] for slot in ids], name
+    assert check_memory(path) == []
+    for name in memory.columns("token"):
+        assert memory.column("token", name).tolist() == wanted[name], name
+
+
+def test_a_column_named_as_duckdb_numbers_its_rows_is_read_like_any_other(small, tmp_path, batches):
+    said = [replace(one, samples={**one.samples, "rowid": np.full(3, 7 * n)}) for n, one in enumerate(batches)]
+    said = [replace(one, unknown={**one.unknown, "rowid": 7 * n}) for n, one in enumerate(said)]
+    space = Snapshot.open(write_long(tmp_path / "m", said)).space("token")
+    for slot in (0, space.count // 2, space.count - 1):
+        found = space.at(np.array([slot]), ["step", "rowid"])
+        assert found["rowid"].to_pylist() == [7 * step for step in found["step"].to_pylist()]
+
+
+def test_of_a_list_column_only_the_links_that_are_asked_for_are_read(small, long, monkeypatch):
+    memory = Snapshot.open(long)
+    read = []
+    part = ShardTables._part
+    monkeypatch.setattr(ShardTables, "_part", lambda self, *key: read.append(key) or part(self, *key))
+    memory.space("token").at(np.array([0, 1]), ["token"])
+    assert read == [("extents_token", "token", 0)]
+    assert ("extents_token", "token") not in memory._tables._held
+    assert len(memory._tables._commits["extents_token", "token"]) > 10
+
+
+def test_a_link_that_was_altered_is_named_and_others_are_answered(small, long, tmp_path):
+    shutil.copytree(long, tmp_path / "m")
+    file = tmp_path / "m" / "shard-00000" / "slots.duckdb"
+    with duckdb.connect(file) as connection:
+        altered = "CASE WHEN step = 18 THEN [x + 1 for x in token] ELSE token END AS token"
+        connection.execute(f"CREATE TABLE other AS SELECT * REPLACE ({altered}) FROM extents_token ORDER BY first_slot")
+        connection.execute("DROP TABLE extents_token")
+        connection.execute("ALTER TABLE other RENAME TO extents_token")
+    memory = Snapshot.open(tmp_path / "m")
+    assert memory.space("token").at(np.array([0, 20]), ["token"])["token"].to_pylist()[1] is not None
+    first = int(memory.space("token").extents.first_slot[2 * 18])
+    sentence = f"{file} was altered: column 'token' of table 'extents_token' does not match its checksum."
+    with pytest.raises(Damaged) as caught:
+        memory.space("token").at(np.array([first]), ["token"])
+    assert caught.value.message == sentence
+    assert sentence in check_memory(tmp_path / "m")
+
+
+def test_slots_of_several_shards_are_looked_up_likewise(small, tmp_path, monkeypatch):
+    shards = [[token_batch(np.random.default_rng(7 * n + step), step, 3 + n) for step in range(5)] for n in range(2)]
+    write_shards(tmp_path / "m", TOKENS, shards)
+    memory = Snapshot.open(tmp_path / "m")
+    ids = np.array([40, 2, 3, 90, 2])
+    found = {name: memory.space("token").at(ids, [name])[name].to_pylist() for name in memory.columns("token")}
+    assert all(("extents_token", "token") not in part._held for part in memory._tables._parts)
+    monkeypatch.setattr(space_file, "LONG", 1 << 30)
+    for name, column in found.items():
+        assert column == memory.column("token", name)[ids].tolist(), name
+
+
+def test_what_is_said_of_a_few_slots_is_read_in_parts_once_and_then_whole(small, tmp_path, batches):
+    path = write_long(tmp_path / "run", batches, finish=False)
+    memory, whole = Snapshot.open(path), Snapshot.open(path)
+    own = memory.space("token")._token_columns
+    names = [name for name in memory.space("token").samples.types if name not in (*own, "datapoint", "step", "row")]
+    assert names
+    slots = np.array([7, 250, 7, 31])
+    wanted = {name: whole.column("token", name)[slots] for name in names}
+    held = memory._tables._held
+    for read_whole in (False, True):
+        found = memory.space("token").at(slots, names)
+        assert {("samples", name) in held for name in names} == {read_whole}
+        for name in names:
+            assert found[name].to_pylist() == np.ma.array(wanted[name], dtype=object).filled(None).tolist()
+
+
+def test_texts_of_more_bytes_than_32_bits_count_are_read_as_any(small, tmp_path, long, batches, monkeypatch):
+    def everything():
+        memory = Runs.of([long, short])
+        found = [(name, memory.column("token", name).tolist()) for name in memory.columns("token")]
+        found += [(table, memory.table(table).to_pylist()) for table in memory.manifest.tables()]
+        slots = np.array([3, 0, 77, 350])
+        looked_up = memory.space("token").at(slots, list(memory.columns("token")))
+        return [*found, memory.datasets(), looked_up.to_pylist()]
+
+    short = write_long(tmp_path / "short", batches[:5])
+    before = everything()
+    monkeypatch.setattr(tables, "MOST_BYTES", 0)
+    monkeypatch.setattr(shard_tables, "ROWS_AT_ONCE", 13)
+    assert everything() == before
