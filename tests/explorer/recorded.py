@@ -36,8 +36,8 @@ def preview_set(inputs: Tensor) -> dualform.PreviewSet:
     return dualform.PreviewSet.images(inputs.reshape(-1, SIDE, SIDE))
 
 
-def record(path: Path, optimizer: Optimizer = SGD) -> Path:
-    """STEPS steps of ROWS samples, the first half of "shapes"; a query set of each dataset; previews of all."""
+def record(path: Path, optimizer: Optimizer = SGD, steps: int = STEPS) -> Path:
+    """Steps of ROWS samples, the first half of "shapes"; a query set of each dataset; previews of all."""
     model = network()
     moving = optimizer(model.parameters())
     with dualform.Recorder(model, moving, path, label_names=NAMES, quiet=True) as recorder:
@@ -45,7 +45,7 @@ def record(path: Path, optimizer: Optimizer = SGD) -> Path:
             inputs, labels = images_of(part, part)
             recorder.previews(name, preview_set(inputs))
             drawn = torch.Generator().manual_seed(part)
-            for _ in range(STEPS // 2):
+            for _ in range(steps // 2):
                 index = torch.randint(IMAGES, (ROWS,), generator=drawn)
                 with recorder.step(dataset=name, label=labels[index], sample=index, bright=inputs[index].mean(dim=1)):
                     moving.zero_grad()

@@ -154,29 +154,6 @@ def test_a_memory_that_moves_on_amid_a_page_is_named_in_the_place_of_the_answer(
             assert "data-failure" not in pages.get("/explore?item=test/1&open=data,layers,training,record").text
 
 
-def test_each_answer_says_its_snapshot_here_and_over_the_wire(folder):
-    with dualform.open(folder) as engine:
-        server = Server(engine, ServiceConfig("127.0.0.1:0", sql=True))
-        server.start()
-        with Client(server.address, timeout=20) as client:
-            for memory in (engine, client):
-                answers = (
-                    memory.topk("4", "shapes/3"),
-                    memory.group_sum("4", "shapes/3", by="label"),
-                    memory.distribution("4", "shapes/3"),
-                    memory.output("4", "shapes/3"),
-                    memory.contributions("4", "shapes/3", by="label"),
-                    memory.cancellation("label = 1"),
-                    memory.slots(np.arange(2), "sample"),
-                    memory.sql("SELECT 1"),
-                    memory.query_set("shapes"),
-                    memory.previews([1], "shapes"),
-                    memory.verify(),
-                )
-                assert {own.scan.snapshot for own in answers} == {memory.info().snapshot}
-        server.stop(grace=0)
-
-
 class Full(Answers):
     """Has no room for so many questions, then answers."""
 
@@ -199,3 +176,22 @@ def test_a_server_without_room_is_asked_again(monkeypatch):
     assert RememberedAnswers(Full(2)).ask(question) == "answer"
     with pytest.raises(Overloaded):
         RememberedAnswers(Full(3)).ask(question)
+
+
+def test_each_answer_says_its_snapshot_here_and_over_the_wire(memory):
+    with Server(memory, ServiceConfig("127.0.0.1:0", sql=True)) as server, Client(server.address, timeout=20) as client:
+        for own in (memory, client):
+            answers = (
+                own.topk("4", "shapes/3"),
+                own.group_sum("4", "shapes/3", by="label"),
+                own.distribution("4", "shapes/3"),
+                own.output("4", "shapes/3"),
+                own.contributions("4", "shapes/3", by="label"),
+                own.cancellation("label = 1"),
+                own.slots(np.arange(2), "sample"),
+                own.sql("SELECT 1"),
+                own.query_set("shapes"),
+                own.previews([1], "shapes"),
+                own.verify(),
+            )
+            assert {one.scan.snapshot for one in answers} == {own.info().snapshot}
