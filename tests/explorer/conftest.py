@@ -18,7 +18,7 @@ from dualform.methods import Answers
 from dualform_studies.demo import record_demo
 from dualform_studies.images.datasets import load_dataset
 from dualform_studies.images.training import Recipe, train_in_succession
-from tests.explorer import recorded, recorded_cnn, recorded_gpt, recorded_text
+from tests.explorer import recorded, recorded_cnn, recorded_gpt, recorded_table, recorded_text
 from tests.explorer.served import Served, served
 from tests.reliability import rounds
 
@@ -32,6 +32,7 @@ RECIPES = {
     "text": recorded_text.record,
     "gpt": recorded_gpt.record,
     "cnn": recorded_cnn.record,
+    "table": recorded_table.record,
 }
 
 
@@ -63,9 +64,9 @@ def _memory(folder: str):
 
 
 folder, text_folder = _path("images"), _path("text")
-adamw_folder, gpt_folder, cnn_folder = _path("adamw"), _path("gpt"), _path("cnn")
+adamw_folder, gpt_folder, cnn_folder, table_folder = (_path(own) for own in ("adamw", "gpt", "cnn", "table"))
 pages, text_pages = _pages("folder"), _pages("text_folder", "text")
-adamw_pages, gpt_pages, cnn_pages = _pages("adamw_folder"), _pages("gpt_folder"), _pages("cnn_folder")
+adamw_pages, gpt_pages, cnn_pages = (_pages(f"{own}_folder") for own in ("adamw", "gpt", "cnn"))
 memory, texts, adamw, cnn = (_memory(own) for own in ("folder", "text_folder", "adamw_folder", "cnn_folder"))
 
 
