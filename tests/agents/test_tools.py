@@ -23,6 +23,7 @@ from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.service import canned
 from tests.service.canned import Canned
+from tests.trainings import learn
 
 TOOLS = ["info", "answer", "topk", "group_sum", "output", "slots", "sql"]
 
@@ -196,8 +197,7 @@ async def test_scores_of_a_layer_that_cannot_be_rebuilt_are_exact_and_its_weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", values=False, quiet=True) as recorder:
         with recorder.step(label=[0, 1]):
-            model(torch.eye(3)[:2]).sum().backward()
-            optimizer.step()
+            learn(optimizer, model(torch.eye(3)[:2]).sum())
         recorder.query_set("test", torch.ones(1, 3))
     with dualform.open(tmp_path / "run") as memory:
         (layer,) = (await asked(memory, "info")).structured_content["layers"]
@@ -338,8 +338,7 @@ async def test_of_inputs_in_float64_no_score_says_that_keys_have_all_their_bits(
     inputs = torch.full((2, 3), 1 / 3, dtype=torch.float64)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         with recorder.step(label=[0, 1]):
-            model(inputs).sum().backward()
-            optimizer.step()
+            learn(optimizer, model(inputs).sum())
         recorder.query_set("test", inputs, label=[0, 1], loss=lambda out, label: out.sum(1))
     with dualform.open(tmp_path / "run") as memory:
         for score in ("dot", "abs", "cosine", "gradient"):

@@ -15,7 +15,6 @@ import dualform
 from dualform.answers import Placebos
 from dualform.answers.outputs import CENTRAL
 from dualform.errors import BadInput, ServiceError
-from dualform.methods import Answers
 from dualform.questions import Placebo
 from dualform_explorer.compare import compare_link, compare_panel, default_sides, params_of
 from dualform_explorer.drawing import span
@@ -26,7 +25,8 @@ from dualform_explorer.panels.answer import PlaceboPanel, answer_panel, placebo_
 from dualform_explorer.state import State
 from dualform_explorer.view import View
 from dualform_explorer.words import rounded
-from tests.explorer.served import served
+from tests.explorer.served import Troubled, served
+from tests.trainings import learn
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
 
@@ -130,9 +130,7 @@ def test_outputs_that_no_recorded_layer_gives_have_no_answer(tmp_path):
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         for _ in range(4):
             with recorder.step(label=range(6), sample=range(6)):
-                optimizer.zero_grad()
-                model(x)[:, 0].sum().backward()
-                optimizer.step()
+                learn(optimizer, model(x)[:, 0].sum())
         recorder.query_set("test", x)
     with dualform.open(tmp_path / "run") as memory:
         assert answer_panel(View(memory, memory.info(), State("", "test", 0, "layer", ("label",)))).layer == ""
@@ -167,23 +165,6 @@ def test_before_the_end_nothing_is_called_a_prediction(memory, info, pages):
     assert "of layer 4 as of step 20" in answers
     assert "As of step 20, only this layer goes back: its inputs are the ones stored with the query set." in answers
     assert not re.findall(r"[^.]*(?<!not )\bpredict\w*[^.]*", answers.replace("at the end the prediction", ""))
-
-
-class Counted(Answers):
-    """Whoever answers, with a count of placebos; `refused`: in their place."""
-
-    def __init__(self, answers: Answers, refused: Exception | None = None) -> None:
-        self.answers, self.refused, self.asked = answers, refused, 0
-
-    def ask(self, question):
-        if isinstance(question, Placebo):
-            self.asked += 1
-            if self.refused is not None:
-                raise self.refused
-        return self.answers.ask(question)
-
-    def close(self) -> None:
-        pass
 
 
 FILTERED = State("", "shapes", 3, "4", ("dataset", "label"), chips=(Chip.of(False, ("label",), (1,)),))
@@ -274,21 +255,28 @@ def test_a_verdict_in_words(own, verdict, words):
     ],
 )
 def test_nothing_is_asked_that_says_nothing(memory, info, changes, note):
-    counted = Counted(memory)
+    asked = []
+    counted = Troubled(memory, asked.append)
     panel = placebo_panel(View(counted, info, replace(FILTERED, **changes)))
     assert (panel.answer, panel.verdict, panel.note, panel.asked) == (None, "", note, bool(note))
-    assert counted.asked == 0
+    assert not any(isinstance(question, Placebo) for question in asked)
 
 
 def test_without_a_known_output_layer_the_panel_says_so(memory, info):
-    counted = Counted(memory)
+    asked = []
+    counted = Troubled(memory, asked.append)
     panel = placebo_panel(View(counted, replace(info, output_layer=""), FILTERED))
-    assert (panel.note, counted.asked) == ("Random sets are drawn only for the output layer.", 0)
+    assert panel.note == "Random sets are drawn only for the output layer."
+    assert not any(isinstance(question, Placebo) for question in asked)
 
 
 @pytest.mark.parametrize("kind", [BadInput, ServiceError])
 def test_a_refusal_is_a_short_note(memory, info, kind):
-    panel = placebo_panel(View(Counted(memory, kind("this server draws none.")), info, FILTERED))
+    def refuse(question):
+        if isinstance(question, Placebo):
+            raise kind("this server draws none.")
+
+    panel = placebo_panel(View(Troubled(memory, refuse), info, FILTERED))
     assert (panel.answer, panel.words) == (None, "No random sets: this server draws none.")
 
 
@@ -385,23 +373,6 @@ def test_an_address_holds_both_sides_and_leads_back(folder, info):
         assert pages.get("/compare?a.memory=none").status == 404
 
 
-def test_other_numbers_of_outputs_are_not_subtracted(memory, info, tmp_path):
-    model = nn.Sequential(nn.Linear(36, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs, labels = torch.randn(8, 36, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
-    with dualform.Recorder(model, optimizer, tmp_path / "three", quiet=True) as recorder:
-        with recorder.step(label=labels):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        recorder.query_set("test", inputs, label=labels)
-    with dualform.open(tmp_path / "three") as three:
-        state = State("", "test", 0, "0", ("label",))
-        panel = compare_panel(View(memory, info, ONE, "run"), View(three, three.info(), state, "three"))
-    assert panel.parts == ()
-    assert "different numbers of outputs" in panel.why
-
-
 @pytest.mark.parametrize("column", ["sample", "step"])
 def test_a_group_with_a_part_on_one_side_has_its_own_value_on_the_other(memory, info, column):
     """Each side names its largest groups, which differ: the rest of one side may hold those of the other."""
@@ -431,8 +402,12 @@ def test_a_group_that_was_not_computed_is_in_what_remains(memory, info, monkeypa
         assert None not in (own.one, own.other), own.part.said
 
 
-def test_groups_of_other_columns_are_not_subtracted(memory, info):
+def test_groups_of_other_columns_and_other_numbers_of_outputs_are_not_subtracted(memory, info, texts):
     """Label 3 is not step 3."""
+    text = View(texts, texts.info(), State("", "held", 3, "3", ("label",)), "text")
+    panel = compare_panel(View(memory, info, ONE, "run"), text)
+    assert panel.parts == ()
+    assert "different numbers of outputs" in panel.why
     one, other = (replace(ONE, by=(column,)) for column in ("label", "step"))
     panel = compare_panel(View(memory, info, one, "run"), View(memory, info, other, "run"))
     assert panel.parts == ()

@@ -29,6 +29,7 @@ from dualform_explorer.words import lasting
 from tests.cases import pairwise
 from tests.explorer.recorded import NAMES, images_of, network, record
 from tests.explorer.served import Served, Troubled, served
+from tests.trainings import learn
 
 ADAM = State("", "shapes", 3, "4", ("dataset", "label"), score="contribution", target="1-2", open=("data",))
 
@@ -137,8 +138,7 @@ def test_slots_of_muon_are_refused_in_words(tmp_path):
     optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         with recorder.step(label=[0, 1, 1]):
-            model(torch.randn(3, 4)).square().sum().backward()
-            optimizer.step()
+            learn(optimizer, model(torch.randn(3, 4)).square().sum())
         recorder.query_set("test", torch.randn(3, 4), label=[0, 1, 2])
     with served({"run": lambda: dualform.open(tmp_path / "m")}) as pages:
         text = page_of(pages, State("", "test", 0, "", ("label",), score="contribution", target="1", open=("data",)))

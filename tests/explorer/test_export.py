@@ -15,7 +15,6 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-import dualform
 from dualform.errors import BadInput, DualformError
 from dualform_client.cli import main
 from dualform_explorer.export import Told, as_command, as_python, choose, exported_page, standalone
@@ -128,6 +127,8 @@ def test_all_of_it_is_inside_and_every_link_leads_to_a_part_of_it(exported):
 
 
 def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_left_out(memory, info):
+    with pytest.raises(BadInput, match="no query set"):
+        choose(Snapshot(memory, replace(info, query_sets=())), (), ())
     choice = choose(Snapshot(memory, info), (), ())
     assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
     assert choice.masks[0] == ()
@@ -211,18 +212,6 @@ def test_the_file_holds_texts_as_text_forbids_everything_else_and_its_examples_f
     assert re.search(r'rel="next" href="#p2-m1"', _view(exported.html, "p1-m1"))
     assert "rel=" not in _view(exported.html, "p3")
     assert f'data-value="{memory.verify()["4"].reconstruction_error!r}"' in first
-
-
-def test_a_memory_without_query_sets_has_no_predictions(tmp_path):
-    import torch
-
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0]):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="no query set"):
-        choose(Snapshot(memory, memory.info()), (), ())
 
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))

@@ -27,6 +27,7 @@ from dualform_explorer.memories import RememberedAnswers
 from dualform_explorer.state import read_state
 from dualform_explorer.view import View
 from tests.explorer.served import Troubled, served
+from tests.trainings import learn
 
 
 def points_of(memory: Answers, kind: str = "pca", **params: str) -> dict:
@@ -90,9 +91,7 @@ def many_labels(tmp_path_factory):
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
         for step in range(3):
             with recorder.step(**({"label": labels} if step else {})):
-                optimizer.zero_grad()
-                model(inputs).square().sum().backward()
-                optimizer.step()
+                learn(optimizer, model(inputs).square().sum())
         recorder.query_set("held", inputs[:7])
         recorder.query_set("same", inputs[:1].repeat(5, 1))
         recorder.query_set("two", torch.tensor([[1.0, 2.0, -1.0], [-1.0, -2.0, 1.0]]))

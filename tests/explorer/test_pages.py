@@ -436,17 +436,6 @@ def test_pages_are_compressed_for_those_who_take_that(pages):
     assert len(content) < len(plain) / 4
 
 
-def test_under_contributions_layers_are_compared_by_attention_and_say_so(pages):
-    address = "/explore?item=shapes/3&layer=4&target=1-2&by=label&open=layers&score="
-    by_score = {score: pages.get(address + score).text for score in ("dot", "contribution")}
-    ribbons = {score: re.findall(r'<svg class="ribbon".*?</ul>', text, re.DOTALL) for score, text in by_score.items()}
-    widths = {score: re.findall(r'<rect x="([^"]*)" width="([^"]*)"', own) for score, (own,) in ribbons.items()}
-    assert widths["dot"] == widths["contribution"]
-    assert "shares of attention scores by label" in by_score["contribution"]
-    said = "so layers are compared by attention"
-    assert (said in by_score["dot"], said in by_score["contribution"]) == (False, True)
-
-
 def test_help_names_the_keys_that_the_script_knows():
     script = (STATIC / "keys.js").read_text(encoding="utf-8")
     (table,) = re.findall(r"const KEYS = \{\n(.*?)\n\};", script, flags=re.DOTALL)

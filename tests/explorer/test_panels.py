@@ -30,6 +30,7 @@ from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import State
 from dualform_explorer.view import Snapshot, View
 from tests.explorer.served import Troubled
+from tests.trainings import learn
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
 
@@ -82,8 +83,7 @@ def test_a_label_has_a_name_where_all_datasets_that_it_may_be_of_give_it_that_na
     with dualform.Recorder(model, optimizer, tmp_path / "run", label_names=named, quiet=True) as recorder:
         for dataset in (*named, "tools", None):
             with recorder.step(dataset=dataset, label=[0, 1]):
-                torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])))
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with dualform.open(tmp_path / "run") as memory:
         info, state = memory.info(), State("", "test", 0, "", ("dataset", "label"))
@@ -134,8 +134,7 @@ def test_a_slot_without_a_sample_is_no_slot_of_the_sample_that_has_its_number(tm
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         for sample in (None, [1, 0]):
             with recorder.step(label=[0, 1], sample=sample):
-                torch.nn.functional.cross_entropy(model(torch.eye(2) + 1), torch.tensor([0, 1])).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(torch.eye(2) + 1), torch.tensor([0, 1])))
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with dualform.open(tmp_path / "run") as memory:
         for by_sample in (True, False):

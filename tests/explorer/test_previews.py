@@ -26,7 +26,6 @@ import dualform
 import dualform_explorer
 from dualform.answers import Preview
 from dualform.errors import BadInput, NotAMemory, NotFound
-from dualform.methods import Answers
 from dualform.questions import PreviewLookup
 from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
@@ -49,21 +48,6 @@ TEXT = State("", "held", 3, "3", ("label",), k=60)
 
 
 PREFIX = "data:image/png;base64,"
-
-
-class Limited(Answers):
-    """Answers for a memory, but to what samples looked like as it is told."""
-
-    def __init__(self, answers: Answers, error, most: int = 0) -> None:
-        self.answers, self.error, self.most = answers, error, most
-
-    def ask(self, question):
-        if isinstance(question, PreviewLookup) and len(question.samples) > self.most:
-            raise self.error
-        return self.answers.ask(question)
-
-    def close(self) -> None:
-        pass
 
 
 def png(image: str) -> bytes:
@@ -130,10 +114,9 @@ def test_a_token_that_the_example_does_not_have_is_named_and_none_of_another_is_
         query_panel(View(texts, texts.info(), replace(TEXT, token=WORDS)))
 
 
-def test_rows_of_a_table_are_shown_by_column(tmp_path):
-    recorded_table.record(tmp_path / "run")
+def test_rows_of_a_table_are_shown_by_column(table_folder):
     own = recorded_table.columns()
-    with dualform.open(tmp_path / "run") as memory:
+    with dualform.open(table_folder) as memory:
         info = memory.info()
         state = State("", "held", 1, "", ("label",))
         panel = slots_panel(View(memory, info, state))
@@ -189,14 +172,17 @@ def test_tokens_are_picked_by_the_positions_that_a_text_counts_from():
 
 
 def test_more_than_an_answer_holds_is_shown_as_far_as_it_goes(memory, info):
-    limited = Limited(
-        memory, BadInput("what these samples looked like takes more than 8.0 MiB.", field="samples"), most=6
-    )
+    def limit(question):
+        if isinstance(question, PreviewLookup) and len(question.samples) > most:
+            raise BadInput("what these samples looked like takes more than 8.0 MiB.", field="samples")
+
+    limited, most = Troubled(memory, limit), 6
     previews = shown_of_examples(Snapshot(limited, info), "shapes", range(20))
     assert [own.kind for own in previews] == ["image"] * 5 + ["none"] * 15
     assert previews.missing == "Only the first 5 samples are shown: all 20 would be too large for a page."
-    alone = shown_of_examples(Snapshot(Limited(memory, BadInput("too large")), info), "shapes", [3])
-    assert alone.missing == "too large"
+    most = 0
+    alone = shown_of_examples(Snapshot(limited, info), "shapes", [3])
+    assert alone.missing == "what these samples looked like takes more than 8.0 MiB."
 
 
 def test_a_damaged_preview_set_leaves_the_numbers_and_is_named(memory, info, folder, tmp_path):

@@ -287,9 +287,8 @@ def test_a_filter_that_an_address_cannot_hold_is_not_offered_and_why(texts):
 
 
 @pytest.fixture(scope="module")
-def book_pages(text_folder, tmp_path_factory) -> Iterator[Served]:
-    table = recorded_table.record(tmp_path_factory.mktemp("explorer") / "table")
-    opened = {"text": lambda: dualform.open(text_folder), "table": lambda: dualform.open(table)}
+def book_pages(text_folder, table_folder) -> Iterator[Served]:
+    opened = {"text": lambda: dualform.open(text_folder), "table": lambda: dualform.open(table_folder)}
     with served(opened) as found:
         yield found
 

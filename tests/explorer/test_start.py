@@ -18,6 +18,7 @@ from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import read_state
 from dualform_explorer.view import Snapshot
 from tests.cases import some
+from tests.trainings import learn
 
 
 @pytest.mark.parametrize("query_set", ["shapes", "noise"])
@@ -144,9 +145,7 @@ def test_a_number_without_a_dataset_is_no_sample_of_a_dataset(info, tmp_path):
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         for dataset in ("a", None, None):
             with recorder.step(dataset=dataset, sample=range(4)):
-                optimizer.zero_grad()
-                model(inputs).square().sum().backward()
-                optimizer.step()
+                learn(optimizer, model(inputs).square().sum())
         recorder.query_set("test", inputs)
     with dualform.open(tmp_path / "run") as memory:
         told = memory.info()

@@ -19,6 +19,7 @@ from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
 from tests.notebook.previews import record_images
+from tests.trainings import learn
 
 
 def shown_sums(view):
@@ -143,8 +144,7 @@ def test_a_memory_without_a_query_set_says_so(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0, 1]):
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+        learn(optimizer, model(torch.ones(2, 3)).sum())
     with open_memory(tmp_path / "run") as opened:
         error = opened.explorer().view["error"]
     assert error["message"].startswith("This memory has no query set: recorder.query_set(")
@@ -219,8 +219,7 @@ def test_tokens_with_labels_of_their_own_are_asked_and_marked_in_their_passages(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         with recorder.step(sample=torch.arange(8), label=labels):
-            nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()).backward()
-            optimizer.step()
+            learn(optimizer, nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()))
         recorder.query_set("test", inputs, label=labels, previews=preview_set)
     with open_memory(tmp_path / "run") as opened:
         for row, token in ((0, 0), (1, 1), (2, 1), (7, 3)):
@@ -247,9 +246,7 @@ def test_numbers_that_no_browser_can_hold_go_there_as_texts_and_come_back_as_the
     inputs = torch.randn(4, 4)
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         with recorder.step(label=[0, 1, 0, 1], sample=[wide, wide + 1, -wide, 3]):
-            optimizer.zero_grad()
-            model(inputs).sum().backward()
-            optimizer.step()
+            learn(optimizer, model(inputs).sum())
         recorder.query_set("test", inputs)
     with open_memory(tmp_path / "m") as memory:
         explorer = memory.explorer("test/0", by="sample")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-import torch
 from playwright.sync_api import expect
 
 import dualform
@@ -258,34 +257,21 @@ SCANNED = '#panel-record div:has(> dt:has-text("slots scanned")) data'
 
 def test_newer_steps_are_offered_and_shown_when_asked_for(page, tmp_path):
     """Of a training that records, 12 slots a step."""
-    model = recorded.network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs, labels = recorded.images_of(0, 0)
-
-    def take(steps: int) -> None:
-        for _ in range(steps):
-            with recorder.step(dataset="shapes", label=labels[:12], sample=torch.arange(12)):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs[:12]), labels[:12]).backward()
-                optimizer.step()
-        recorder.flush()
+    training = recorded.Training(tmp_path / "run")
 
     def slots() -> str | None:
         return page.locator(SCANNED).first.get_attribute("value")
 
-    recorder = dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True)
     with served_to(page, {"run": lambda: dualform.open(tmp_path / "run")}) as pages:
-        with recorder:
-            take(1)
-            recorder.query_set("test", inputs, label=labels)
-            take(1)
+        with training.recorder:
+            training.take(2, query_set=True)
             page.goto(f"{pages.url}explore?item=test/1&open=layers,record")
             settle(page)
             assert page.get_attribute("#answers", "data-recording") == "yes"
             assert not page.is_visible("#news")
             assert slots() == "24"
             before = page.inner_html("#answers")
-            take(5)
+            training.take(5)
             expect(page.locator("#news span")).to_have_text("The training has reached step 7.")
             assert page.inner_html("#answers") == before
             page.click("#panel-layers a[data-layer='0']")

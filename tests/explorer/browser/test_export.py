@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page
 import dualform
 from dualform_explorer.export import choose, exported_page
 from dualform_explorer.view import Snapshot
+from tests.trainings import learn
 
 WILD = "</p></script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\"> </style>"
 
@@ -121,9 +122,7 @@ def test_a_script_in_a_text_stays_text(opened, tmp_path):
         own.previews(WILD, preview_set)
         for _ in range(3):
             with own.step(dataset=WILD, label=labels, sample=torch.arange(6), said=[WILD] * 6):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(inputs), labels))
         own.query_set("test", inputs, label=labels, previews=preview_set)
     with dualform.open(tmp_path / "run") as memory:
         page = exported_page(

@@ -14,7 +14,7 @@ from dualform_explorer.words import visible
 from tests.explorer.browser.shown import corrected_card, numbers, panels, settle
 from tests.explorer.recorded_cnn import HEIGHT, WIDTH
 from tests.explorer.recorded_gpt import VOCABULARY, tokens
-from tests.explorer.recorded_text import HOSTILE, offsets, passages
+from tests.explorer.recorded_text import HOSTILE
 
 
 def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, study):
@@ -161,32 +161,6 @@ def test_thumbnails_are_the_images_of_their_slots(page, study):
     assert b64decode(image.partition("base64,")[2]) == example.image
 
 
-def test_each_passage_has_one_token_marked_which_is_the_slots(page, text_pages):
-    page.goto(text_pages.url + "explore?item=held/3&token=2&layer=3&by=label&k=60&open=data,layers,training,record")
-    settle(page)
-    slots = page.locator("#slots .slot").evaluate_all(
-        """all => all.map(own => ({sample: Number(own.dataset.sample), position: Number(own.dataset.position),
-            text: own.querySelector('.passage').textContent,
-            marks: [...own.querySelectorAll('mark')].map(mark => mark.textContent)}))"""
-    )
-    assert len(slots) == 60
-    for own in slots:
-        passage = passages()[own["sample"]]
-        start, stop = offsets(passage)[own["position"]]
-        assert own["text"] == passage
-        assert own["marks"] == [passage[start:stop]]
-    query = page.locator("#passage")
-    expect(query.locator("mark")).to_have_count(1)
-    expect(query.locator("mark")).to_have_text(passages()[3].split(" ")[2])
-
-    query.locator("a").nth(4).click()  # of the others, of which two stand before the marked one
-    settle(page)
-    expect(query.locator("mark")).to_have_count(1)
-    expect(page).to_have_url(
-        text_pages.url + "explore?item=held/3&token=5&layer=3&by=label&k=60&open=data,layers,training,record"
-    )
-
-
 def test_a_script_in_a_training_text_stays_text(page, text_pages):
     page.goto(
         text_pages.url
@@ -251,6 +225,7 @@ def test_a_token_is_picked_and_the_answer_is_of_it(page, gpt_pages, gpt_outputs)
     expect(passage.locator("mark")).to_have_count(1)
     expect(page.locator(".failure")).to_have_count(0)
     expect(page.locator("#slots .passage").first).to_have_css("white-space-collapse", "collapse")
+    expect(page.locator("#slots .slot mark")).to_have_count(page.locator("#slots .slot").count())
     heats = passage.locator("a.token").evaluate_all("all => all.map(own => getComputedStyle(own).backgroundColor)")
     assert len(set(heats)) > 2
     expect(page.locator("#surprise i")).to_have_count(7)

@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 import dualform
 from tests.explorer.browser.shown import address, corrected_card, numbers, served_to, settle
 from tests.explorer.browser.test_map import READ
+from tests.trainings import learn
 
 
 def reach(page: Page, selector: str, key: str = "Tab") -> None:
@@ -181,9 +182,7 @@ def test_numbers_beside_a_text_that_turns_the_direction_are_seen_as_they_are(pag
     with dualform.Recorder(model, optimizer, tmp_path / "run", label_names=names, quiet=True) as recorder:
         for _ in range(15):
             with recorder.step(dataset=TURNED, label=[0, 1], note=TURNED, size=1234):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])))
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with served_to(page, {"run": lambda: dualform.open(tmp_path / "run")}) as pages:
         page.goto(
