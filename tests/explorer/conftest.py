@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from jinja2.bccache import Bucket, BytecodeCache
 
 import dualform
 from dualform.answers import MemoryInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
+from dualform_explorer import rendering
 from dualform_studies.demo import record_demo
 from dualform_studies.images.datasets import load_dataset
 from dualform_studies.images.training import Recipe, train_in_succession
@@ -34,6 +36,26 @@ RECIPES = {
     "cnn": recorded_cnn.record,
     "table": recorded_table.record,
 }
+
+
+class Compiled(BytecodeCache):
+    """Templates that were compiled once a worker, which takes as long as half a page."""
+
+    def __init__(self) -> None:
+        self.codes: dict[object, object] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self.codes.get((bucket.environment.is_async, bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self.codes[bucket.environment.is_async, bucket.key, bucket.checksum] = bucket.code
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rendering, "Environment", partial(rendering.Environment, bytecode_cache=Compiled()))
+        yield
 
 
 def _path(name: str):

@@ -243,11 +243,11 @@ def test_the_page_and_an_export_show_it_where_something_was_kept_and_without_sql
         if closed and isinstance(question, SqlStatement):
             raise Forbidden("This server does not answer SQL.", hint="Start it with --sql.")
 
-    closed: list[bool] = []
+    closed = [True]
     with served({"run": lambda: Troubled(dualform.open(path), without_sql)}) as shown:
-        (part,) = PART.findall(shown.get("/explore?item=shapes/1&kept=forty").text)
-        closed.append(True)
         (refused,) = PART.findall(shown.get("/explore?item=shapes/3").text)
+        closed.clear()
+        (part,) = PART.findall(shown.get("/explore?item=shapes/1&kept=forty").text)
     assert 'href="explore?item=shapes/1&amp;layer=4&amp;by=dataset,label&amp;kept=a-pair"' in part
     listed = re.findall(r'<td class="right change"><data class="n" value="([^"]+)"', part)
     changes = np.sort(retrained.changes[:, 1]).tolist()

@@ -168,12 +168,12 @@ def test_a_panel_that_fails_or_is_late_leaves_the_others_and_shows_no_traceback(
     def broken():
         raise ZeroDivisionError("in the midst of it")
 
-    with served({"run": lambda: Troubled(dualform.open(folder), ask)}, deadline=3.0) as pages:
+    with served({"run": lambda: Troubled(dualform.open(folder), ask)}, deadline=6.0) as pages:
         pages.get(f"/explore?item=shapes/4&{ALL}")  # first questions take longer
         for own, said in (
             (gone, ("The server went away.", "Start it again.")),
             (broken, ("ZeroDivisionError: in the midst of it",)),
-            (let_go.wait, ("There was no answer within 3 seconds.",)),
+            (let_go.wait, ("There was no answer within 6 seconds.",)),
         ):
             trouble[:] = [own]
             text = pages.get(f"/explore?item=shapes/3&{ALL}").text

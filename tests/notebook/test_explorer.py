@@ -218,7 +218,8 @@ def test_tokens_with_labels_of_their_own_are_asked_and_marked_in_their_passages(
     model, inputs, labels = nn.Sequential(nn.Linear(4, 3)), torch.randn(8, 4, 4), torch.randint(3, (8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
-        with recorder.step(sample=torch.arange(8), label=labels):
+        recorder.previews("mine", preview_set)
+        with recorder.step(dataset="mine", sample=torch.arange(8), label=labels):
             learn(optimizer, nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()))
         recorder.query_set("test", inputs, label=labels, previews=preview_set)
     with open_memory(tmp_path / "run") as opened:
