@@ -17,6 +17,8 @@ from dualform.answers import MemoryInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer import rendering
+from dualform_explorer.export import Choice, ExportedPage, choose, exported_page
+from dualform_explorer.view import Snapshot
 from dualform_studies.demo import record_demo
 from dualform_studies.images.datasets import load_dataset
 from dualform_studies.images.training import Recipe, train_in_succession
@@ -95,6 +97,20 @@ memory, texts, adamw, cnn = (_memory(own) for own in ("folder", "text_folder", "
 @pytest.fixture(scope="session")
 def info(memory: Answers) -> MemoryInfo:
     return memory.info()
+
+
+EXPORTED = ("shapes/3", "shapes/7", "noise/5")
+
+
+@pytest.fixture(scope="session")
+def choice(memory: Answers, info: MemoryInfo) -> Choice:
+    return choose(Snapshot(memory, info), EXPORTED, ("dataset:noise <b>", "label:2"))
+
+
+@pytest.fixture(scope="session")
+def exported(memory: Answers, info: MemoryInfo, choice: Choice) -> ExportedPage:
+    """Three examples, each with two filters and without."""
+    return exported_page(Snapshot(memory, info), "run", choice)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadMask
 from dualform_explorer.filter import Chip, Condition, Range, complete_columns, literal, read_chip, where_of
@@ -44,12 +44,14 @@ def test_what_was_written_is_read(info, changes):
     assert read(state.query(), info).state == state
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.text(min_size=1))
 def test_any_text_that_a_column_may_hold_is_written_and_read(text):
     chip = Chip(False, (Condition("dataset", text), Condition("label", 3)))
     assert read_chip(chip.written, False, {"dataset": "VARCHAR", "label": "BIGINT"}) == chip
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=3, unique=True))
 def test_any_columns_are_grouped_by_that_the_address_names(info, names):
     columns = {**info.columns["sample"], **dict.fromkeys([*names, *filter(None, ",".join(names).split(","))], "BIGINT")}

@@ -132,8 +132,6 @@ def test_outputs_that_no_recorded_layer_gives_have_no_answer(tmp_path):
             with recorder.step(label=range(6), sample=range(6)):
                 learn(optimizer, model(x)[:, 0].sum())
         recorder.query_set("test", x)
-    with dualform.open(tmp_path / "run") as memory:
-        assert answer_panel(View(memory, memory.info(), State("", "test", 0, "layer", ("label",)))).layer == ""
     with served({"run": lambda: dualform.open(tmp_path / "run")}) as pages:
         text = pages.get("/explore?item=test/0").text
     assert re.search(r'<section id="panel-answer"[^>]* hidden>', text)

@@ -24,21 +24,9 @@ from dualform_explorer.start import corrections_panel
 from dualform_explorer.state import State
 from dualform_explorer.view import Snapshot, View
 from tests.cases import pairwise, some
-
-ITEMS = ("shapes/3", "shapes/7", "noise/5")
-
+from tests.explorer.conftest import EXPORTED
 
 MASKS = {"m1": "dataset <> 'noise <b>'", "m2": "label <> 2"}
-
-
-@pytest.fixture(scope="module")
-def choice(memory, info):
-    return choose(Snapshot(memory, info), ITEMS, ("dataset:noise <b>", "label:2"))
-
-
-@pytest.fixture(scope="module")
-def exported(memory, info, choice):
-    return exported_page(Snapshot(memory, info), "run", choice)
 
 
 class Document(HTMLParser):
@@ -83,7 +71,7 @@ def test_every_view_has_the_apis_numbers(exported, memory):
     found = Document(exported.html)
     assert exported.failed == 0
     assert list(found.data) == [f"p{item}{mask}" for item in (1, 2, 3) for mask in ("", "-m1", "-m2")]
-    for number, item in enumerate(ITEMS, start=1):
+    for number, item in enumerate(EXPORTED, start=1):
         full = np.asarray(memory.output("4", item), dtype=np.float64)[0].tolist()
         assert found.of(f"p{number}", "full") == full
         assert found.of(f"p{number}", "sum") == memory.group_sum("4", item, by=("dataset", "label")).sums[0].tolist()

@@ -202,17 +202,17 @@ def test_the_answer_is_that_of_the_token_whatever_layer_is_chosen(gpt, info, gpt
     assert [own.number for own in output.outputs if own.label] == ([] if label < 0 else [label])
 
 
-def test_where_weights_of_groups_are_too_large_the_words_are_still_named(path, gpt_outputs, monkeypatch):
+def test_where_weights_of_groups_are_too_large_the_words_are_still_named(gpt_folder, gpt_outputs, monkeypatch):
     monkeypatch.setattr(contributions, "_MOST_WORK", 0)
     monkeypatch.setattr(contributions, "why_no_slot_shares", lambda view, layer: "it has none")
-    with dualform.open(path) as memory:
+    with dualform.open(gpt_folder) as memory:
         for where in ("", "step <> 3"):
             panel = answer_panel(View(memory, memory.info(), replace(STATE, where=where)))
             assert (panel.parts, panel.predicted[0]) == ((), gpt_outputs[2, LAST].argmax())
             own = np.asarray(memory.output("head", f"held/2:{LAST}", where or None))[0]
             assert panel.margin == pytest.approx(own[panel.predicted[0]] - own[panel.other[0]], abs=1e-5)
             assert panel.why_no_parts.startswith("20 groups of layer")
-    with served({"run": lambda: dualform.open(path)}) as pages:
+    with served({"run": lambda: dualform.open(gpt_folder)}) as pages:
         text = pages.get("/explore?item=held/2&layer=head&by=label").text
         assert "The output has no parts here: 20 groups of layer" in words_of(text)
         assert "Largest outputs at token" in words_of(text)

@@ -17,10 +17,9 @@ WILD = "</p></script><script>document.title = 'taken'</script><img src=x onerror
 
 
 @pytest.fixture(scope="module")
-def file(memory, info, tmp_path_factory) -> Path:
+def file(exported, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("export") / "page.html"
-    choice = choose(Snapshot(memory, info), ("shapes/3", "shapes/7", "noise/5"), ("dataset:noise <b>", "label:2"))
-    path.write_text(exported_page(Snapshot(memory, info), "run", choice).html, encoding="utf-8")
+    path.write_text(exported.html, encoding="utf-8")
     return path
 
 
