@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from mcp import Client, StdioServerParameters
 
 import dualform
+from dualform_mcp.server import mcp_server
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 
@@ -115,6 +115,8 @@ def looked_up(memory, ids):
 
 
 BY_LABEL = "SELECT label, count(*) AS slots FROM slots GROUP BY label ORDER BY label"
+
+
 QUESTIONS = {
     "What was recorded?": Asked("info", {}, layers),
     "What does this prediction attend to?": Asked(
@@ -206,23 +208,21 @@ def stands_on_weights(asked):
     return asked.tool in ("info", "output") or "target" in asked.arguments
 
 
-def test_there_are_twenty():
-    assert len(QUESTIONS) == 20
+async def test_an_agents_questions_get_the_answers_of_the_api(run, memory):
+    arguments = ["-m", "dualform_client.cli", "mcp", str(run)]
+    await ask_all(StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ)), memory)
 
 
-@pytest.fixture(scope="module")
-def served(run):
-    with dualform.open(run) as engine, Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
-        yield server.address
+async def test_and_so_they_do_from_a_server(memory):
+    with (
+        Server(memory, ServiceConfig("127.0.0.1:0", sql=True)) as server,
+        dualform.connect(server.address) as remote,
+    ):
+        await ask_all(mcp_server(remote), memory)
 
 
-@pytest.mark.parametrize("kind", ["a folder", "a server"])
-async def test_an_agents_questions_get_the_answers_of_the_api(kind, run, served, memory):
-    target = str(run) if kind == "a folder" else served
-    command = StdioServerParameters(
-        command=sys.executable, args=["-m", "dualform_client.cli", "mcp", target], env=dict(os.environ)
-    )
-    async with Client(command) as agent:
+async def ask_all(target, memory):
+    async with Client(target) as agent:
         for question, asked in QUESTIONS.items():
             told = await agent.call_tool(asked.tool, asked.arguments)
             assert not told.is_error, (question, told.content)

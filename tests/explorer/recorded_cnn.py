@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dualform
+from tests.trainings import learn
 
 HEIGHT, WIDTH, IMAGES, STEPS, ROWS, HELD = 7, 9, 40, 20, 8, 6
 
@@ -49,9 +50,7 @@ def record(path: Path) -> Path:
         for _ in range(STEPS):
             index = torch.randint(IMAGES, (ROWS,), generator=drawn)
             with recorder.step(dataset="corners", label=labels[index], sample=index):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(images[index]), labels[index]).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(images[index]), labels[index]))
         others, own = images_of(2)
         recorder.query_set("test", others[:HELD], label=own[:HELD], previews=preview_set(others[:HELD]))
     return path

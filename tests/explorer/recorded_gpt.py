@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dualform
+from tests.trainings import learn
 
 WORDS, TEXTS, LENGTH, STEPS, ROWS, HELD, WIDTH = 40, 30, 9, 16, 6, 5, 12
 VOCABULARY = tuple(f" word{number:02}" for number in range(WORDS))
@@ -60,9 +61,7 @@ def record(path: Path, named: bool = True, batch_size: int = 1024) -> Path:
             index = torch.randint(TEXTS, (ROWS,), generator=drawn)
             labels = words[index].roll(-1, dims=1)
             with recorder.step(dataset="texts", label=labels, sample=index):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(words[index]).flatten(0, 1), labels.flatten()).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(words[index]).flatten(0, 1), labels.flatten()))
         held = words[:HELD]
         recorder.query_set("held", held, label=following(held), previews=preview_set(held), batch_size=batch_size)
     return path

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import dualform
+from tests.trainings import learn
 
 ROWS, STEPS, BATCH = 40, 10, 8
 
@@ -35,8 +36,6 @@ def record(path: Path) -> Path:
         for _ in range(STEPS):
             index = torch.randint(ROWS, (BATCH,), generator=drawn)
             with recorder.step(dataset="rows", label=labels[index], sample=index):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(inputs[index]), labels[index]))
         recorder.query_set("held", inputs[:5], label=labels[:5], previews=dualform.PreviewSet.table(columns(5)))
     return path

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dualform
+from tests.trainings import learn
 
 WORDS, PASSAGES, STEPS, ROWS = 8, 24, 30, 6
 HOSTILE = "<script>document.title='run'</script> says <b>bold</b> &amp; a < b &copy;"
@@ -52,9 +53,7 @@ def record(path: Path) -> Path:
             index = torch.randint(PASSAGES, (ROWS,), generator=drawn)
             following = _following(words[index])
             with recorder.step(dataset="fables", label=following, sample=index):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(words[index]).flatten(0, 1), following.flatten()).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(words[index]).flatten(0, 1), following.flatten()))
         own = passages()[:8]
         recorder.query_set(
             "held", words[:8], previews=dualform.PreviewSet.texts(own, offsets=[offsets(passage) for passage in own])

@@ -1,35 +1,32 @@
-"""dualform explore --export: a file that shows what the pages show, with nothing behind it."""
+"""What a reader takes along: an exported file, calls and commands that ask the same, and numbers of the page."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import shlex
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-import dualform
-from dualform.errors import BadInput
-from dualform_explorer.export import choose, exported_page, standalone
+from dualform.errors import BadInput, DualformError
+from dualform_client.cli import main
+from dualform_explorer.export import Told, as_command, as_python, choose, exported_page, standalone
 from dualform_explorer.filter import Chip
+from dualform_explorer.panels import PANELS
 from dualform_explorer.start import corrections_panel
-from dualform_explorer.view import Snapshot
-from tests.cases import some
+from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
+from tests.cases import pairwise, some
+from tests.explorer.conftest import EXPORTED
 
-ITEMS = ("shapes/3", "shapes/7", "noise/5")
 MASKS = {"m1": "dataset <> 'noise <b>'", "m2": "label <> 2"}
-
-
-@pytest.fixture(scope="module")
-def choice(memory, info):
-    return choose(Snapshot(memory, info), ITEMS, ("dataset:noise <b>", "label:2"))
-
-
-@pytest.fixture(scope="module")
-def exported(memory, info, choice):
-    return exported_page(Snapshot(memory, info), "run", choice)
 
 
 class Document(HTMLParser):
@@ -74,7 +71,7 @@ def test_every_view_has_the_apis_numbers(exported, memory):
     found = Document(exported.html)
     assert exported.failed == 0
     assert list(found.data) == [f"p{item}{mask}" for item in (1, 2, 3) for mask in ("", "-m1", "-m2")]
-    for number, item in enumerate(ITEMS, start=1):
+    for number, item in enumerate(EXPORTED, start=1):
         full = np.asarray(memory.output("4", item), dtype=np.float64)[0].tolist()
         assert found.of(f"p{number}", "full") == full
         assert found.of(f"p{number}", "sum") == memory.group_sum("4", item, by=("dataset", "label")).sums[0].tolist()
@@ -100,11 +97,6 @@ def test_every_group_has_its_name_and_its_bar(exported):
         assert all("<svg" in row for row in rows)
 
 
-def test_the_reconstruction_stands_in_it(exported, memory):
-    reconstruction = memory.verify()["4"].reconstruction_error
-    assert f'data-value="{reconstruction!r}"' in _view(exported.html, "p1")
-
-
 def _view(html: str, name: str) -> str:
     start = html.index(f'id="{name}"')
     end = html.find('<section class="view', start)
@@ -122,19 +114,9 @@ def test_all_of_it_is_inside_and_every_link_leads_to_a_part_of_it(exported):
     assert "http" not in re.sub(r'http-equiv|xmlns="http://www.w3.org/2000/svg"', "", exported.html)
 
 
-def test_the_file_itself_forbids_everything_else(exported):
-    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', exported.html)
-    assert policy.startswith("default-src &#39;none&#39;; img-src data:;")
-    assert "unsafe" not in policy
-    assert not re.search(r"\sstyle=|\son\w+=|javascript:", exported.html)
-
-
-def test_what_a_memory_holds_is_text_in_the_file(exported):
-    assert "noise <b>" not in exported.html
-    assert "noise &lt;b&gt;" in exported.html
-
-
 def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_left_out(memory, info):
+    with pytest.raises(BadInput, match="no query set"):
+        choose(Snapshot(memory, replace(info, query_sets=())), (), ())
     choice = choose(Snapshot(memory, info), (), ())
     assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
     assert choice.masks[0] == ()
@@ -144,15 +126,6 @@ def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_
     assert len(chosen) == len(set(chosen)) <= 12
     assert set(chosen[: min(len(corrected), 12)]) <= corrected
     assert {state.layer for state in choice.items} == {"4"}
-
-
-def test_examples_follow_one_another_within_the_file(exported):
-    first, second = _view(exported.html, "p1"), _view(exported.html, "p2")
-    assert re.search(r'<a id="after-p1" rel="next" href="#p2">', first)
-    assert 'rel="prev"' not in first
-    assert re.search(r'<a id="before-p2" rel="prev" href="#p1">', second)
-    assert re.search(r'rel="next" href="#p2-m1"', _view(exported.html, "p1-m1"))
-    assert "rel=" not in _view(exported.html, "p3")
 
 
 @pytest.mark.parametrize(
@@ -195,18 +168,6 @@ def test_a_mask_that_leaves_nothing_says_so_in_the_place_of_each_answer(memory, 
     assert "data-failure" not in _view(exported.html, "p1")
 
 
-def test_a_memory_without_query_sets_has_no_predictions(tmp_path):
-    import torch
-
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0]):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="no query set"):
-        choose(Snapshot(memory, memory.info()), (), ())
-
-
 def test_what_leads_nowhere_is_gone_and_the_rest_stays_as_it_is():
     html = (
         '<section id="a" aria-labelledby="t"><h2 id="t">A &amp; B &#39;x&#39; '
@@ -223,3 +184,106 @@ def test_what_leads_nowhere_is_gone_and_the_rest_stays_as_it_is():
         'a <span class="token">word</span> of it'
         '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/><g class="card">A</g></svg></section>'
     )
+
+
+def test_the_file_holds_texts_as_text_forbids_everything_else_and_its_examples_follow_one_another(exported, memory):
+    assert "noise <b>" not in exported.html
+    assert "noise &lt;b&gt;" in exported.html
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', exported.html)
+    assert policy.startswith("default-src &#39;none&#39;; img-src data:;")
+    assert "unsafe" not in policy
+    assert not re.search(r"\sstyle=|\son\w+=|javascript:", exported.html)
+    first, second = _view(exported.html, "p1"), _view(exported.html, "p2")
+    assert re.search(r'<a id="after-p1" rel="next" href="#p2">', first)
+    assert 'rel="prev"' not in first
+    assert re.search(r'<a id="before-p2" rel="prev" href="#p1">', second)
+    assert re.search(r'rel="next" href="#p2-m1"', _view(exported.html, "p1-m1"))
+    assert "rel=" not in _view(exported.html, "p3")
+    assert f'data-value="{memory.verify()["4"].reconstruction_error!r}"' in first
+
+
+PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
+
+
+STATES = {
+    "plain": PLAIN,
+    "filtered, as of a step": replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),), at=40),
+    "contribution": replace(PLAIN, score="contribution", target="1-0", by=("label",)),
+    "without initial weights": replace(PLAIN, initial=False),
+}
+
+
+PANELS_SHOWN = ["answer", "output", "sums", "slots", "terms", "ranks", "steps"]
+
+
+SHOWN = [*pairwise(PANELS_SHOWN, STATES), ("placebo", "filtered, as of a step")]
+"""A placebo is one of a filter."""
+
+
+@pytest.mark.parametrize(("panel", "state"), SHOWN)
+def test_the_call_asks_the_same_question(memory, info, panel, state):
+    told = Told(memory)
+    PANELS[panel].make(View(told, info, STATES[state]))
+    for question in some(told.questions):
+        again = Told(memory)
+        eval(as_python(question), {"memory": again})
+        assert again.questions == [question]
+
+
+@pytest.mark.parametrize(("panel", "state"), [own for own in SHOWN if own[0] not in ("terms", "steps")])
+def test_the_command_runs(memory, info, folder, panel, state, capsys):
+    told = Told(memory)
+    PANELS[panel].make(View(told, info, STATES[state]))
+    for question in some(told.questions):
+        command = shlex.split(as_command(question, str(folder)))
+        assert command[0] == "dualform"
+        assert main([*command[1:], "--json"]) == 0, (command, capsys.readouterr().err)
+
+
+def test_step_zero_is_a_step(memory):
+    told = Told(memory)
+    with suppress(DualformError):
+        told.group_sum("4", "shapes/3", by="label", score="contribution", target="1", at_step=0)
+    (question,) = told.questions
+    assert "at_step=0" in as_python(question)
+    assert "--at-step 0" in as_command(question, "run")
+
+
+def test_a_table_holds_the_numbers_of_the_page(pages, memory):
+    page = pages.get("/explore?item=shapes/3&open=data").text
+    sums = page[page.index('id="panel-sums"') :]
+    address = unescape(re.search(r'href="(csv\?[^"]+)"', sums)[1])
+    answer = pages.get("/" + address)
+    assert answer.status == 200
+    assert answer.headers["content-disposition"] == 'attachment; filename="sums.csv"'
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    found = memory.group_sum("4", "shapes/3", by=("dataset", "label"))
+    assert sorted(float(row["sum"]) for row in rows) == sorted(found.sums[0].tolist())
+    assert {(row["dataset"], int(row["label"])) for row in rows} == set(found.groups)
+    for wrong in ("panel=none&question=0", "panel=sums&question=9", "panel=sums&question=x", "panel=sums"):
+        assert pages.get(f"/csv?item=shapes/3&{wrong}").status == 404, wrong
+    assert pages.get("/csv?item=nothing/3&panel=sums&question=0").status == 400
+    refused = pages.get("/csv?item=shapes/3&where=colour=1&panel=sums&question=0")
+    assert "no slot column &#39;colour&#39;" in refused.text  # and not that there is no such file
+
+
+def test_a_part_alone_stands_above_its_question_and_error(pages):
+    page = pages.get("/explore?item=shapes/3&open=data").text
+    whole = unescape(page)
+    assert "memory.group_sum(layer='4', queries='shapes/3', by=['dataset', 'label']" in whole
+    assert re.search("dualform topk run (--query shapes/3 --layer 4|--layer 4 --query shapes/3)", whole)
+    assert whole.count("Export") >= 4
+    sums = page[page.index('id="panel-sums"') :]
+    address = unescape(re.search(r'href="(panel\?[^"]+)#print"', sums)[1])
+    frame = unescape(re.search(r"<code data-frame>(.*?)</code>", sums)[1])
+    assert frame.startswith(f'<iframe src="{address}" ')
+    elsewhere = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    alone = pages.get("/" + address, **elsewhere)
+    text = unescape(alone.text)
+    assert alone.status == 200
+    assert "x-frame-options" not in alone.headers
+    assert "frame-ancestors" not in alone.headers["content-security-policy"]
+    assert text.count('<section id="panel-') == text.count('id="panel-sums"') == 1
+    assert "shapes/3 in run: memory.group_sum(layer='4', queries='shapes/3', by=['dataset', 'label']" in text
+    assert re.search(r"\(record exact, reconstruction error \d\.\de-\d\d\)", text)
+    assert 'details class="publish"' not in text

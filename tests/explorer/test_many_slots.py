@@ -22,7 +22,7 @@ _SLOT = re.compile(
 
 @pytest.mark.soak
 def test_the_best_slots_of_a_page_are_those_of_a_brute_force(tmp_path: Path) -> None:
-    slots, examples = rounds(20_000, 1_000_000), rounds(3, 20)
+    slots, examples = rounds(4_000, 1_000_000), rounds(2, 20)
     source = GeneratedKeys(WIDTH, SEED)
     write_memory(tmp_path / "run", source, slots, 10, examples)
     queries = source.queries(examples)

@@ -14,26 +14,33 @@ import torch
 import dualform
 from dualform.deletion.delete import delete
 from dualform.errors import BadMask, EmptyMask, NotFound, Unavailable
-from dualform.methods import Answers
 from dualform.questions import GroupSum
 from dualform_explorer.drawing import ribbon
 from dualform_explorer.filter import Chip, Range
 from dualform_explorer.groups import Group, rows_of
 from dualform_explorer.memories import RememberedAnswers
-from dualform_explorer.panels import layers
+from dualform_explorer.panels import layers, training
 from dualform_explorer.panels.answer import output_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, paper_panel, ranks_panel
-from dualform_explorer.panels.training import record_panel, removal_panel, steps_panel
+from dualform_explorer.panels.training import record_panel, removal_panel, steps_panel, timeline_panel
 from dualform_explorer.rendering import percent
 from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import State
 from dualform_explorer.view import Snapshot, View
+from tests.explorer.served import Troubled
+from tests.trainings import learn
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
+
+
 WITHOUT = replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),))
+
+
 WHERE = "dataset <> 'noise <b>'"
+
+
 STATES = {
     "plain": (PLAIN, {}),
     "absolute, in the first layer": (replace(PLAIN, layer="0", score="abs"), {"score": "abs"}),
@@ -44,21 +51,9 @@ STATES = {
         {"score": "contribution", "target": "3-0", "at_step": 50, "where": f"{WHERE} AND step < 50"},
     ),
 }
+
+
 EACH = pytest.mark.parametrize(("state", "asked"), STATES.values(), ids=STATES)
-
-
-class Counted(Answers):
-    """Answers as another one does, and lists what it was asked."""
-
-    def __init__(self, answers: Answers) -> None:
-        self.answers, self.asked = answers, []
-
-    def ask(self, question):
-        self.asked.append(question)
-        return self.answers.ask(question)
-
-    def close(self) -> None:
-        pass
 
 
 @EACH
@@ -88,8 +83,7 @@ def test_a_label_has_a_name_where_all_datasets_that_it_may_be_of_give_it_that_na
     with dualform.Recorder(model, optimizer, tmp_path / "run", label_names=named, quiet=True) as recorder:
         for dataset in (*named, "tools", None):
             with recorder.step(dataset=dataset, label=[0, 1]):
-                torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])))
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with dualform.open(tmp_path / "run") as memory:
         info, state = memory.info(), State("", "test", 0, "", ("dataset", "label"))
@@ -140,8 +134,7 @@ def test_a_slot_without_a_sample_is_no_slot_of_the_sample_that_has_its_number(tm
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         for sample in (None, [1, 0]):
             with recorder.step(label=[0, 1], sample=sample):
-                torch.nn.functional.cross_entropy(model(torch.eye(2) + 1), torch.tensor([0, 1])).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(torch.eye(2) + 1), torch.tensor([0, 1])))
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with dualform.open(tmp_path / "run") as memory:
         for by_sample in (True, False):
@@ -176,13 +169,6 @@ def test_by_sample_each_sample_stands_once_at_its_best_slot(memory, info):
         assert own.times == len(alike)
         assert own.total == sum(slot.score for slot in alike)
         assert own.steps == (min(slot.step for slot in alike), max(slot.step for slot in alike))
-
-
-def test_slots_have_the_names_of_their_datasets_labels(memory, info):
-    names = {("shapes", 0): "bar", ("shapes", 3): "frame", ("noise <b>", 3): "four"}
-    found = {(own.dataset, own.label): own.label_name for own in slots_panel(View(memory, info, PLAIN)).slots}
-    assert {key: name for key, name in found.items() if key in names}.items() <= names.items()
-    assert found
 
 
 def test_a_mask_that_leaves_fewer_slots_shows_those_and_no_gap(memory, info):
@@ -262,31 +248,6 @@ def test_the_output_is_the_networks_and_is_found_by_asking(memory, info):
     assert panel.masked is None
 
 
-def test_the_masked_output_is_that_of_the_same_mask(memory, info):
-    panel = output_panel(View(memory, info, replace(WITHOUT, at=50, initial=False)))
-    masked = np.asarray(memory.output("4", "shapes/3", WHERE, 50, initial=False))[0]
-    full = np.asarray(memory.output("4", "shapes/3", None, 50))[0]
-    assert [own.masked for own in panel.outputs] == masked.tolist()
-    assert [own.full for own in panel.outputs] == full.tolist()
-    assert [own.difference for own in panel.outputs] == [
-        float(left) - float(whole) for left, whole in zip(masked, full, strict=True)
-    ]
-    assert panel.flips == (masked.argmax() != full.argmax())
-
-
-def test_it_flips_where_the_largest_output_is_another_one_under_the_mask(memory, info):
-    rows = ",".join(map(str, range(60)))
-    full = np.asarray(memory.output("4", f"shapes/{rows}")).argmax(axis=1)
-    masked = np.asarray(memory.output("4", f"shapes/{rows}", WHERE)).argmax(axis=1)
-    flips = {
-        output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full != masked)[:3]
-    }
-    stays = {
-        output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full == masked)[:3]
-    }
-    assert (flips, stays) == ({True}, {False})
-
-
 def test_terms_are_those_of_contributions_and_add_up(memory, info):
     panel = terms_panel(View(memory, info, replace(WITHOUT, layer="0")))
     answer = memory.contributions("4", "shapes/3", ("dataset", "label"), WHERE)
@@ -323,15 +284,6 @@ def test_what_deleted_samples_brought_goes_with_the_initial_weights(folder, tmp_
         assert panel.output == pytest.approx([own.masked for own in shown.outputs], abs=1e-5)
 
 
-def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):
-    panel = terms_panel(View(memory, info, replace(PLAIN, by=("dataset", "sample"))))
-    answer = memory.contributions("4", "shapes/3", ("dataset", "sample"))
-    parts = [term.values for term in panel.terms if term.kind in ("group", "rest")]
-    assert sum(parts) == pytest.approx(answer.sums[0].sum(axis=0), rel=1e-9)
-    counts = [term.count for term in panel.terms if term.kind in ("group", "rest")]
-    assert sum(counts) == answer.counts.sum()
-
-
 @pytest.mark.parametrize("score", ["dot", "abs", "contribution"])
 def test_every_layer_has_the_shares_of_its_groups(memory, info, score):
     panel = layers_panel(View(memory, info, replace(WITHOUT, score=score)))
@@ -347,36 +299,6 @@ def test_every_layer_has_the_shares_of_its_groups(memory, info, score):
         assert [*layer.shares.items()] == expected
     assert [group.values for group in panel.groups] == [*panel.layers[0].shares]
     assert panel.signed == any(share < 0 for layer in panel.layers for _, share in layer.shares.values())
-
-
-def test_the_chosen_layer_is_asked_what_its_sums_ask(memory, info):
-    for state in (PLAIN, replace(WITHOUT, score="abs", layer="2", at=50)):
-        counted = Counted(memory)
-        answers = RememberedAnswers(counted)
-        sums_panel(View(answers, info, state))
-        asked = len(counted.asked)
-        layers_panel(View(answers, info, state))
-        assert {getattr(own, "layer", None) for own in counted.asked[asked:]} == {"0", "2", "4"} - {state.layer}
-
-
-def test_a_layer_that_cannot_answer_says_why_and_the_others_stand(memory, info):
-    class Without(Counted):
-        def ask(self, question):
-            if isinstance(question, GroupSum) and question.layer == "2":
-                raise Unavailable("the keys of layer 2 are elsewhere.")
-            return super().ask(question)
-
-    found = layers_panel(View(Without(memory), info, PLAIN)).layers
-    assert [one.why for one in found] == ["", "the keys of layer 2 are elsewhere.", ""]
-    assert [len(one.shares) for one in found] == [8, 0, 8]
-
-
-def test_of_many_layers_some_are_asked_and_the_one_whose_part_was_chosen(memory, info, monkeypatch):
-    monkeypatch.setattr(layers, "_MOST_SUMMED", 1)
-    parted = replace(info, layers=tuple(replace(own, views=(f"{own.name}.part",)) for own in info.layers))
-    panel = layers_panel(View(memory, parted, replace(WITHOUT, layer="2.part")))
-    assert [(one.own.name, one.chosen, len(one.shares)) for one in panel.layers] == [("0", False, 4), ("2", True, 4)]
-    assert panel.count == 3
 
 
 def test_of_many_groups_each_layer_has_its_largest(memory, info):
@@ -406,22 +328,6 @@ def test_a_ribbon_has_negative_shares_left_of_zero_and_joins_what_a_group_has_in
     assert svg.count('aria-current="true"') == svg.count('class="frame"') == 1
     assert "<title>x&lt;</title>" in svg
     assert ribbon([]) is not None
-
-
-def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):
-    class Without(Counted):
-        def ask(self, question):
-            if isinstance(question, GroupSum):
-                raise Unavailable("the keys of layer 4 are elsewhere.")
-            return super().ask(question)
-
-    panel = filter_panel(View(Without(memory), info, WITHOUT))
-    assert (panel.trouble, panel.groups, panel.slots) == (
-        "the keys of layer 4 are elsewhere.",
-        (),
-        info.layers[-1].slots,
-    )
-    assert panel.columns == dict(info.columns["sample"])
 
 
 def test_the_mask_is_shown_as_it_is_asked(memory, info):
@@ -510,3 +416,81 @@ def test_what_a_mask_may_not_say_is_an_error(memory, info, state, error):
 )
 def test_a_small_share_is_not_shown_as_none(share, shown):
     assert f">{shown}\N{NARROW NO-BREAK SPACE}%<" in percent(share)
+
+
+def test_the_masked_output_is_that_of_the_same_mask_and_flips_where_its_largest_is_another(memory, info):
+    rows = np.asarray(memory.output("4", "shapes", None, 50)).argmax(axis=1)
+    masked = np.asarray(memory.output("4", "shapes", WHERE, 50, initial=False)).argmax(axis=1)
+    for row in (int((rows != masked).argmax()), int((rows == masked).argmax())):
+        panel = output_panel(View(memory, info, replace(WITHOUT, row=row, at=50, initial=False)))
+        left = np.asarray(memory.output("4", f"shapes/{row}", WHERE, 50, initial=False))[0].tolist()
+        whole = np.asarray(memory.output("4", f"shapes/{row}", None, 50))[0].tolist()
+        assert [own.masked for own in panel.outputs] == left
+        assert [own.full for own in panel.outputs] == whole
+        assert [own.difference for own in panel.outputs] == [
+            one - other for one, other in zip(left, whole, strict=True)
+        ]
+        assert panel.flips == (rows[row] != masked[row])
+
+
+def test_the_chosen_layer_is_asked_what_its_sums_ask(memory, info):
+    for state in (PLAIN, replace(WITHOUT, score="abs", layer="2", at=50)):
+        asked = []
+        answers = RememberedAnswers(Troubled(memory, asked.append))
+        sums_panel(View(answers, info, state))
+        before = len(asked)
+        layers_panel(View(answers, info, state))
+        assert {getattr(own, "layer", None) for own in asked[before:]} == {"0", "2", "4"} - {state.layer}
+
+
+def test_a_layer_that_cannot_answer_says_why_and_the_others_stand(memory, info):
+    def refuse(question):
+        if isinstance(question, GroupSum) and question.layer == "2":
+            raise Unavailable("the keys of layer 2 are elsewhere.")
+
+    without = Troubled(memory, refuse)
+    found = layers_panel(View(without, info, PLAIN)).layers
+    assert [one.why for one in found] == ["", "the keys of layer 2 are elsewhere.", ""]
+    assert [len(one.shares) for one in found] == [8, 0, 8]
+    panel = filter_panel(View(without, info, replace(WITHOUT, layer="2")))  # where the mask can be cleared
+    assert (panel.trouble, panel.groups, panel.slots) == (found[1].why, (), info.layers[1].slots)
+    assert panel.columns == dict(info.columns["sample"])
+
+
+def test_of_many_layers_some_are_asked_and_the_one_whose_part_was_chosen(memory, info, monkeypatch):
+    monkeypatch.setattr(layers, "_MOST_SUMMED", 1)
+    parted = replace(info, layers=tuple(replace(own, views=(f"{own.name}.part",)) for own in info.layers))
+    panel = layers_panel(View(memory, parted, replace(WITHOUT, layer="2.part")))
+    assert [(one.own.name, one.chosen, len(one.shares)) for one in panel.layers] == [("0", False, 4), ("2", True, 4)]
+    assert panel.count == 3
+
+
+@pytest.mark.parametrize("row", [22])
+def test_margins_are_those_of_the_memory_at_each_step(memory, info, row):
+    panel = timeline_panel(View(memory, info, replace(PLAIN, row=row)))
+    assert (panel.layer, panel.steps[0], panel.steps[-1], len(panel.steps)) == ("4", 0, info.steps, training.POINTS)
+    names = [line.name for line in panel.margins]
+    assert str(memory.query_set("shapes").labels[row]) in names
+    leading = set()
+    for place, step in enumerate(panel.steps):
+        output = np.asarray(memory.output("4", f"shapes/{row}", at_step=step), dtype=np.float64)[0]
+        leading.add(str(output.argmax()))
+        for line in panel.margins:
+            others = np.delete(output, int(line.name)).max()
+            assert line.values[place] == pytest.approx(output[int(line.name)] - others)
+    assert leading <= set(names)
+
+
+def test_with_less_time_fewer_steps_are_shown_evenly(memory, info, monkeypatch):
+    monkeypatch.setattr(training, "SECONDS", 0.0)
+    panel = timeline_panel(View(memory, info, PLAIN))
+    assert (panel.steps, panel.asked) == ((info.steps,), training.POINTS)
+    assert all(len(line.values) == 1 for line in panel.margins)
+    found = list(training._from_coarse_to_fine(list(range(9))))
+    assert found[:3] == [8, 0, 4]
+    assert sorted(found) == list(range(9))
+
+
+def test_lines_of_one_chart_have_different_colours():
+    assert training._apart([3, 259, 279, 289]) == [3, 9, 0, 1]
+    assert training._apart([1, 4, 7]) == [1, 4, 7]

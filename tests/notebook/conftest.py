@@ -9,6 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.methods import Answers
+from tests.trainings import learn
 
 UNSAFE = "<img src=x onerror=\"document.title='run'\">"
 """A text of somebody's data set, which stays text wherever it is shown."""
@@ -34,9 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 sample=index,
                 text=[texts[number] for number in (index % 40).tolist()],
             ):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(images[index % 40]), labels[index % 40]).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(images[index % 40]), labels[index % 40]))
         recorder.query_set("test", images[:9], label=labels[:9])
         recorder.query_set("other", images[9:12])
     return path

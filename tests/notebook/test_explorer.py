@@ -18,7 +18,8 @@ from dualform_explorer.memories import OneSnapshot
 from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
-from tests.notebook.previews import record_images, record_passages
+from tests.notebook.previews import record_images
+from tests.trainings import learn
 
 
 def shown_sums(view):
@@ -65,14 +66,12 @@ def test_what_is_not_said_is_chosen(memory):
     assert memory.explorer("other/1").view["query"]["label"] is None
 
 
-@pytest.mark.parametrize("score", ["dot", "abs"])
 @pytest.mark.parametrize(
     ("masks", "where", "sql"),
     [
         ([], "step < 3", "step < 3"),
         ([{"values": {"label": 3}}], "", "label <> 3 OR label IS NULL"),
         ([{"values": {"label": None}}], "", "label IS NOT NULL"),
-        ([{"values": {"label": None}, "keep": True}], "", "label IS NULL"),
         ([{"values": {"label": 1}, "keep": True}, {"values": {"label": 2}, "keep": True}], "", "label IN (1, 2)"),
         ([{"values": {"dataset": "first", "label": 1}}], "step > 0",
          "NOT coalesce(dataset = 'first' AND label = 1, false) AND step > 0"),
@@ -80,7 +79,8 @@ def test_what_is_not_said_is_chosen(memory):
         ([{"values": {"text": QUOTED}, "keep": True}], "", f"text = '{QUOTED.replace(chr(39), chr(39) * 2)}'"),
     ],
 )  # fmt: skip
-def test_masks_leave_the_slots_that_duckdb_leaves(memory, masks, where, sql, score):
+def test_masks_leave_the_slots_that_duckdb_leaves(memory, masks, where, sql):
+    score = "abs" if where else "dot"
     explorer = memory.explorer("test/3", layer="2", by="label", score=score, k=48)
     explorer.masks = masks
     explorer.where = where
@@ -94,28 +94,12 @@ def test_masks_leave_the_slots_that_duckdb_leaves(memory, masks, where, sql, sco
     assert [own["unmasked"] for own in explorer.view["groups"]] == whole.sums[0].tolist()
 
 
-def test_a_mask_is_taken_back_exactly(memory):
-    explorer = memory.explorer("test/3", by="label")
-    before = {**explorer.view, "turn": None}
-    explorer.masks = [{"values": {"label": 3}, "keep": False}]
-    assert explorer.view["chips"] == ["without label 3"]
-    assert {**explorer.view, "turn": None} != before
-    explorer.masks = []
-    assert {**explorer.view, "turn": None} == before
-
-
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
         ({"layer": "nix"}, "There is no layer 'nix'.", "There is: 0, 2."),
         ({"query": "test/99"}, "The query set test has no example '99'", "There is: test/0, test/8."),
         ({"query": "nix/1"}, "There is no query set 'nix'", "There is: test/0, other/0."),
-        ({"query": "test/1:3"}, "The query set test has no example '1:3'", "There is: test/0, test/8."),
-        (
-            {"query": "test"},
-            "There is no query set 'test'; an item is SET/EXAMPLE.",
-            "There is: test/0, other/0.",
-        ),
         ({"where": "labl = 3"}, "There is no slot column 'labl'.", "Columns: "),
         ({"where": "label = 1) OR (true"}, "where is not valid SQL", ""),
         ({"where": "step > 99"}, "where matches none of 48 slots", "See which slots there are"),
@@ -125,8 +109,8 @@ def test_a_mask_is_taken_back_exactly(memory):
         ({"k": 0}, "k must be at least 1, not 0.", "Ask for 1 or more"),
         ({"masks": [{"values": {"nix": 1}}]}, "There is no column 'nix'.", ""),
         ({"masks": [{"values": {}}]}, "a mask is {'values': {}}.", "Give {"),
-        ({"masks": ["x"]}, "a mask is 'x'.", "Give {"),
         ({"masks": [{"values": {"label": [1]}}]}, "a mask is ", "Give {"),
+        ({"masks": [{"values": {"label": 1}, "keep": "no"}]}, "'keep': 'no'}", "Give {"),
     ],
 )
 def test_what_is_refused_is_told_in_the_widget_and_taken_back(memory, change, message, hint):
@@ -142,24 +126,25 @@ def test_what_is_refused_is_told_in_the_widget_and_taken_back(memory, change, me
     assert {**explorer.view, "turn": None} == before
 
 
-def test_an_expression_of_ones_own_does_not_reach_beyond_the_masks(memory):
-    explorer = memory.explorer("test/3")
+def test_a_mask_is_taken_back_exactly_and_an_expression_does_not_reach_beyond_it(memory):
+    explorer = memory.explorer("test/3", by="label")
+    before = {**explorer.view, "turn": None}
     explorer.masks = [{"values": {"label": 1}, "keep": False}]
+    assert explorer.view["chips"] == ["without label 1"]
     explorer.where = "label = 1) OR (true"
     assert "error" in explorer.view
     explorer.where = "true OR false"
-    assert (
-        explorer.view["matching"]
-        == memory.sql("SELECT count(*) AS n FROM slots WHERE label IS DISTINCT FROM 1")["n"][0]
-    )
+    left = memory.sql("SELECT count(*) AS n FROM slots WHERE label IS DISTINCT FROM 1")["n"][0]
+    assert explorer.view["matching"] == left
+    explorer.where, explorer.masks = "", []
+    assert {**explorer.view, "turn": None} == before
 
 
 def test_a_memory_without_a_query_set_says_so(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0, 1]):
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+        learn(optimizer, model(torch.ones(2, 3)).sum())
     with open_memory(tmp_path / "run") as opened:
         error = opened.explorer().view["error"]
     assert error["message"].startswith("This memory has no query set: recorder.query_set(")
@@ -225,23 +210,7 @@ def test_slots_and_examples_look_as_the_preview_set_has_them(tmp_path):
         assert view["query"]["preview"] == {"image": f"data:image/png;base64,{b64encode(example.image).decode()}"}
 
 
-def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
-    path = record_passages(tmp_path / "run")
-    with open_memory(path) as opened:
-        view = opened.explorer("test/2", token=1, by="position", k=4).view
-        assert (view["query"]["token"], view["query"]["tokens"], view["query"]["label"]) == (1, 3, 2)
-        assert view["query"]["preview"] == {"before": "aa ", "token": "bb", "behind": " cc"}
-        rows = opened.slots(opened.topk("0", "test/2:1", k=4)).records()
-        for own, row in zip(view["slots"], rows, strict=True):
-            marked = ("aa", "bb", "cc")[row["position"]]
-            assert own["preview"]["token"] == marked
-            assert own["preview"]["before"] + marked + own["preview"]["behind"] == "aa bb cc"
-        assert opened.explorer("test/2", k=4).view["query"]["token"] == 2, "the last one where none is named"
-        error = opened.explorer("test/2", token=3).view["error"]
-    assert error["message"] == "The example has no token 3: it has 0 to 2."
-
-
-def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_path):
+def test_tokens_with_labels_of_their_own_are_asked_and_marked_in_their_passages(tmp_path):
     torch.manual_seed(0)
     words = [[f"{text}{letter}" for letter in "abcd"] for text in range(8)]
     places = [np.array([[0, 2], [3, 5], [6, 8], [9, 11]])] * 8
@@ -249,9 +218,9 @@ def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_pat
     model, inputs, labels = nn.Sequential(nn.Linear(4, 3)), torch.randn(8, 4, 4), torch.randint(3, (8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
-        with recorder.step(sample=torch.arange(8), label=labels):
-            nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()).backward()
-            optimizer.step()
+        recorder.previews("mine", preview_set)
+        with recorder.step(dataset="mine", sample=torch.arange(8), label=labels):
+            learn(optimizer, nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()))
         recorder.query_set("test", inputs, label=labels, previews=preview_set)
     with open_memory(tmp_path / "run") as opened:
         for row, token in ((0, 0), (1, 1), (2, 1), (7, 3)):
@@ -259,8 +228,15 @@ def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_pat
             query = view["query"]
             assert (query["count"], query["token"], query["label"]) == (8, token, labels[row, token])
             assert query["preview"]["token"] == words[row][token]
+            for own in view["slots"]:
+                columns, preview = own["columns"], own["preview"]
+                assert preview["token"] == words[columns["sample"]][columns["position"]]
+                assert "".join(preview.values()) == " ".join(words[columns["sample"]])
             best = opened.topk("0", f"test/{row}:{token}", k=12)
             assert [own["score"] for own in view["slots"]] == best.scores[0].tolist()
+        assert opened.explorer("test/2", k=4).view["query"]["token"] == 3, "the last one where none is named"
+        error = opened.explorer("test/2", token=4).view["error"]
+    assert error["message"] == "The example has no token 4: it has 0 to 3."
 
 
 def test_numbers_that_no_browser_can_hold_go_there_as_texts_and_come_back_as_they_were(tmp_path):
@@ -271,9 +247,7 @@ def test_numbers_that_no_browser_can_hold_go_there_as_texts_and_come_back_as_the
     inputs = torch.randn(4, 4)
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         with recorder.step(label=[0, 1, 0, 1], sample=[wide, wide + 1, -wide, 3]):
-            optimizer.zero_grad()
-            model(inputs).sum().backward()
-            optimizer.step()
+            learn(optimizer, model(inputs).sum())
         recorder.query_set("test", inputs)
     with open_memory(tmp_path / "m") as memory:
         explorer = memory.explorer("test/0", by="sample")
@@ -285,12 +259,6 @@ def test_numbers_that_no_browser_can_hold_go_there_as_texts_and_come_back_as_the
         shown = {own["values"]["sample"]: own["sum"] for own in explorer.view["groups"] if not own["gone"]}
         assert shown == {f"{key}" if key > 9 or key < 0 else key: own for (key,), own, _ in left.ranked()}
         assert explorer.view["matching"] == 3
-
-
-def test_what_is_neither_left_out_nor_kept_is_no_mask(memory):
-    explorer = memory.explorer("test/3")
-    explorer.masks = [{"values": {"label": 1}, "keep": "no"}]
-    assert explorer.view["error"]["message"].startswith("a mask is {'values': {'label': 1}, 'keep': 'no'}")
 
 
 def test_a_filter_on_the_output_layer_comes_with_its_placebo(memory):

@@ -1,10 +1,8 @@
-"""The widget's module in a browser, with a small host in the place of Jupyter's model: what is clicked is asked of the
-kernel's side, and what that answers is shown. Nothing is fetched."""
+"""The widget in a browser, with a small host in the place of Jupyter: what is clicked is asked of the kernel."""
 
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64decode
 from pathlib import Path
 
@@ -21,12 +19,15 @@ from tests.notebook.previews import record_images, record_passages
 
 STATIC = Path(room.__file__).parent
 
+
 pytestmark = needs_chromium
+
 
 PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
 )
 """One grey pixel."""
+
 
 HOST = """
 async ({ source, css, state }) => {
@@ -58,18 +59,14 @@ async ({ source, css, state }) => {
 class Page:
     """A browser page with the widget in it."""
 
-    def __init__(self, browser, explorer, dark=False, width=1200):
+    def __init__(self, browser, explorer):
         self.explorer, self.said, self.asked = explorer, [], []
-        context = browser.new_context(
-            color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}
-        )
-        self.page = context.new_page()
+        self.page = browser.new_context(viewport={"width": 1200, "height": 900}).new_page()
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.expose_function("kernel", self._kernel)
-        colours = "background: #111; color: #eee; color-scheme: dark" if dark else "background: white; color: #222"
-        self.page.set_content(f'<!doctype html><html lang="en"><title>widget</title><body style="{colours}"></body>')
+        self.page.set_content('<!doctype html><html lang="en"><title>widget</title><body></body>')
         given = {"source": (STATIC / "explorer.js").read_text(), "css": (STATIC / "explorer.css").read_text()}
         self.page.evaluate(HOST, {**given, "state": self._state()})
 
@@ -131,86 +128,11 @@ def test_numbers_are_the_apis_and_a_click_masks(shown, memory):
     verdict = page.locator(".placebo strong")
     assert verdict.inner_text() == own.explorer.placebo["verdict"]
     assert page.locator("thead abbr", has_text="slots").get_attribute("title") == meaning("slots")
+    page.set_viewport_size({"width": 380, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.get_by_role("button", name="without label 3 ✕").click()
     own.settled()
     assert own.table("slots") == memory.topk("2", "test/3", k=6).scores[0].tolist()
-
-
-def test_layer_example_groups_and_score_are_chosen(shown, memory):
-    own = shown(k=4)
-    page = own.page
-    page.get_by_label("layer").select_option("0")
-    own.settled()
-    page.get_by_label("groups by").select_option("dataset")
-    own.settled()
-    page.get_by_label("score").select_option("absolute")
-    own.settled()
-    page.get_by_role("button", name="next example").click()
-    own.settled()
-    assert own.explorer.query == "test/4"
-    assert own.table("slots") == memory.topk("0", "test/4", k=4, score="abs").scores[0].tolist()
-    wanted = memory.group_sum("0", "test/4", by="dataset", score="abs")
-    assert own.table("groups") == wanted.sums[0].tolist()
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "next example", "keys go on from there"
-    page.keyboard.press("Enter")
-    own.settled()
-    assert own.explorer.query == "test/5"
-
-
-def test_contributions_go_where_the_reader_says(shown, memory):
-    own = shown(layer="2", by="label", k=4)
-    page = own.page
-    page.get_by_label("score").select_option("contribution")
-    own.settled()
-    target = page.get_by_label("target")
-    chosen = target.input_value()
-    assert chosen == own.explorer.view["target"] != ""
-    target.fill("1-0")
-    target.press("Enter")
-    page.get_by_text("Sums of contribution to output 1 less 0 by label").wait_for()
-    sums = memory.group_sum("2", "test/3", by="label", score="contribution", target="1-0")
-    assert own.table("groups") == sums.sums[0].tolist()
-    target = page.get_by_label("target")
-    target.fill("9")
-    target.press("Enter")
-    page.get_by_role("alert").get_by_text("target is '9'").wait_for()
-
-
-def test_a_token_is_chosen(opened, tmp_path):
-    with dualform.open(record_passages(tmp_path / "run")) as memory:
-        own = Page(opened, memory.explorer("test/2", token=0, by="label", k=4))
-        own.page.get_by_text("test/2, token 0 of 3, label 2").wait_for()
-        own.page.get_by_role("button", name="next token").click()
-        own.settled()
-        assert own.page.locator(".example mark").inner_text() == "bb"
-        assert own.table("slots") == memory.topk("0", "test/2:1", k=4).scores[0].tolist()
-        own.page.get_by_role("button", name="next example").click()
-        own.settled()
-        assert own.page.get_by_text("test/3, token 2 of 3, label 0").is_visible()
-        own.page.context.close()
-
-
-def test_errors_are_shown_with_their_hint_and_the_way_back(shown):
-    own = shown()
-    page = own.page
-    page.get_by_label("filter, SQL").fill("labl = 3")
-    page.get_by_label("filter, SQL").press("Enter")
-    alert = page.get_by_role("alert")
-    alert.wait_for()
-    assert "no slot column 'labl'." in alert.inner_text()
-    assert "Columns: " in alert.inner_text()
-    assert page.locator("table").count() == 0
-    page.get_by_role("button", name="clear the filter").click()
-    page.locator("table.slots").wait_for()
-
-
-def test_a_text_of_the_training_stays_text(shown):
-    own = shown(by="text")
-    own.page.get_by_text(UNSAFE).first.wait_for()
-    assert own.page.locator("img").count() == 0
-    own.page.get_by_role("button", name=f"without text {UNSAFE}").click()
-    own.settled()
-    assert own.page.title() == "widget"
 
 
 def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monkeypatch):
@@ -233,23 +155,74 @@ def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monk
     assert "The others are lost." in own.page.locator("p").last.inner_text()
 
 
-def test_the_example_has_its_picture(opened, tmp_path):
-    with dualform.open(record_images(tmp_path / "run")) as memory:
-        own = Page(opened, memory.explorer("test/2"))
+def test_layer_example_groups_score_and_target_are_chosen(shown, memory):
+    own = shown(k=4)
+    page = own.page
+    for field, chosen in (("layer", "0"), ("groups by", "dataset"), ("score", "absolute")):
+        page.get_by_label(field).select_option(chosen)
+        own.settled()
+    page.get_by_role("button", name="next example").click()
+    own.settled()
+    assert own.explorer.query == "test/4"
+    assert own.table("slots") == memory.topk("0", "test/4", k=4, score="abs").scores[0].tolist()
+    wanted = memory.group_sum("0", "test/4", by="dataset", score="abs")
+    assert own.table("groups") == wanted.sums[0].tolist()
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "next example", "keys go on from there"
+    page.keyboard.press("Enter")
+    own.settled()
+    assert own.explorer.query == "test/5"
+
+    for field, chosen in (("layer", "2"), ("score", "contribution")):
+        page.get_by_label(field).select_option(chosen)
+        own.settled()
+    target = page.get_by_label("target")
+    assert target.input_value() == own.explorer.view["target"] != ""
+    target.fill("1-0")
+    target.press("Enter")
+    page.get_by_text("Sums of contribution to output 1 less 0 by dataset").wait_for()
+    sums = memory.group_sum("2", "test/5", by="dataset", score="contribution", target="1-0")
+    assert own.table("groups") == sums.sums[0].tolist()
+    target = page.get_by_label("target")
+    target.fill("9")
+    target.press("Enter")
+    page.get_by_role("alert").get_by_text("target is '9'").wait_for()
+
+
+def test_errors_have_their_hint_and_the_way_back_and_a_text_of_the_training_stays_text(shown):
+    own = shown(by="text")
+    page = own.page
+    page.get_by_text(UNSAFE).first.wait_for()
+    assert page.locator("img").count() == 0
+    page.get_by_role("button", name=f"without text {UNSAFE}").click()
+    own.settled()
+    assert page.title() == "widget"
+    page.get_by_label("filter, SQL").fill("labl = 3")
+    page.get_by_label("filter, SQL").press("Enter")
+    alert = page.get_by_role("alert")
+    alert.wait_for()
+    assert "no slot column 'labl'." in alert.inner_text()
+    assert "Columns: " in alert.inner_text()
+    assert page.locator("table").count() == 0
+    page.get_by_role("button", name="clear the filter").click()
+    page.locator("table.slots").wait_for()
+
+
+def test_the_example_has_its_picture_and_a_token_is_chosen(opened, tmp_path):
+    with dualform.open(record_images(tmp_path / "images")) as memory:
+        page = Page(opened, memory.explorer("test/2")).page
         (example,) = memory.previews([2], query_set="test")
-        picture = own.page.locator(".example img")
+        picture = page.locator(".example img")
         assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 2
         assert b64decode(picture.get_attribute("src").partition("base64,")[2]) == example.image
-        own.page.context.close()
-
-
-def test_it_looks_right_on_a_narrow_dark_page(opened, memory, tmp_path):
-    """The picture is kept where DUALFORM_SCREENSHOTS names a folder."""
-    for name, dark, width in (("light", False, 1200), ("dark", True, 1200), ("narrow", True, 380)):
-        own = Page(opened, memory.explorer("test/3", by="label", k=5), dark, width)
-        own.page.get_by_role("button", name="without label 3").click()
+        page.context.close()
+    with dualform.open(record_passages(tmp_path / "run")) as memory:
+        own = Page(opened, memory.explorer("test/2", token=0, by="label", k=4))
+        own.page.get_by_text("test/2, token 0 of 3, label 2").wait_for()
+        own.page.get_by_role("button", name="next token").click()
         own.settled()
-        folder = Path(os.environ.get("DUALFORM_SCREENSHOTS", tmp_path))
-        own.page.screenshot(path=folder / f"widget-{name}.png", full_page=True)
-        assert own.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+        assert own.page.locator(".example mark").inner_text() == "bb"
+        assert own.table("slots") == memory.topk("0", "test/2:1", k=4).scores[0].tolist()
+        own.page.get_by_role("button", name="next example").click()
+        own.settled()
+        assert own.page.get_by_text("test/3, token 2 of 3, label 0").is_visible()
         own.page.context.close()

@@ -5,22 +5,23 @@ them, and tests of other folders run loops of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 import dualform
-from tests.explorer.browser.study import Study
+from dualform.methods import Answers
+from tests.explorer.browser.shown import address
 from tests.explorer.browser.watch import Watch
 from tests.explorer.chromium import launched
+from tests.explorer.conftest import SECONDS
 from tests.explorer.recorded import SIDE
 from tests.explorer.served import Served, served
 from tests.reliability import rounds, soaking
 
 NewContext = Callable[..., BrowserContext]
-SECONDS = rounds(60, 600)
-"""That a panel may take."""
 expect.set_options(timeout=rounds(20_000, 600_000))
 
 
@@ -67,10 +68,26 @@ def page(new_context: NewContext) -> Page:
     return new_context().new_page()
 
 
-@pytest.fixture(scope="package")
-def pages(folder) -> Iterator[Served]:
-    with served({"run": lambda: dualform.open(folder)}, deadline=SECONDS) as found:
-        yield found
+@dataclass(frozen=True)
+class Study:
+    memory: Answers
+    pages: Served
+    query_set: str
+    """Of the dataset that was learned first."""
+    other: str
+    """The dataset that was learned after it, and made the network forget."""
+    layers: tuple[str, ...]
+    """All recorded ones, of which the last gives the network's outputs."""
+    side: int
+    """Of its images, in pixels."""
+
+    @property
+    def where(self) -> str:
+        """The mask that leaves the other dataset out."""
+        return f"dataset <> '{self.other}'"
+
+    def url(self, item: str, **params: str) -> str:
+        return self.pages.url + address(item, self.layers[-1], **params)
 
 
 STUDIES = {
@@ -87,11 +104,8 @@ def study(request) -> Iterator[Study]:
     """A memory of images: one of our own, and in `make soak` those of `make demo` and of a study."""
     fixture, *names = STUDIES[request.param]
     folder = request.getfixturevalue(fixture)
+    if request.param == "patterns":
+        yield Study(request.getfixturevalue("memory"), request.getfixturevalue("pages"), *names)
+        return
     with dualform.open(folder) as memory, served({"run": lambda: dualform.open(folder)}, deadline=SECONDS) as pages:
         yield Study(memory, pages, *names)
-
-
-@pytest.fixture(scope="package")
-def text_pages(text_folder) -> Iterator[Served]:
-    with served({"text": lambda: dualform.open(text_folder)}, deadline=SECONDS) as found:
-        yield found

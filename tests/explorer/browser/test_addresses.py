@@ -1,32 +1,48 @@
-"""The address is the whole page: it can be copied, gone back to, put under a path and into a frame."""
+"""The address is the whole page; answers that are late, refused or gone are told of, and the rest of it stands."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 import pytest
 from playwright.sync_api import expect
 
 import dualform
 from dualform.methods import Answers
-from dualform.questions import Inventory
+from dualform.questions import Inventory, TopK
+from dualform_client import Client
+from dualform_explorer.panels import panels_in
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+from tests.explorer import recorded
 from tests.explorer.browser.shown import address, panels, served_to, settle
+from tests.explorer.served import served
 
 
 class Slow(Answers):
-    """Answers as another one does, so many seconds later: about some layers, and `before` it says what it holds."""
+    """Answers as another one does, so many seconds later: about a layer, about rankings, or about what it holds."""
 
-    def __init__(self, answers: Answers, layers: Mapping[str, float] | None = None, before: float = 0.0) -> None:
-        self.answers, self.layers, self.before = answers, layers or {}, before
+    def __init__(self, answers: Answers) -> None:
+        self.answers, self.asked = answers, []
+        self.layers: dict[str, float] = {}
+        self.ranking = self.before = 0.0
 
     def ask(self, question):
+        self.asked.append(question)
         time.sleep(self.before if isinstance(question, Inventory) else 0.0)
-        time.sleep(self.layers.get(getattr(question, "layer", ""), 0.0))
+        time.sleep(self.ranking if isinstance(question, TopK) else self.layers.get(getattr(question, "layer", ""), 0.0))
         return self.answers.ask(question)
+
+    def rankings(self) -> int:
+        return sum(isinstance(question, TopK) for question in self.asked)
 
     def close(self) -> None:
         self.answers.close()
+
+
+@pytest.fixture
+def slow(folder) -> Slow:
+    return Slow(dualform.open(folder))
 
 
 def test_a_copied_link_in_another_browser_shows_the_same(page, pages, new_context):
@@ -70,10 +86,11 @@ def test_back_and_forward_show_what_was_there(page, pages):
             assert panels(page) == shown
 
 
-def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is_shown(page, pages, folder):
-    with served_to(page, {"run": lambda: Slow(dualform.open(folder), before=1.5)}) as slow:
-        page.goto(slow.url + address("shapes/3"))
+def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is_shown(page, pages, slow):
+    with served_to(page, {"run": lambda: slow}) as late:
+        page.goto(late.url + address("shapes/3"))
         settle(page)
+        slow.before = 1.0
         seen = page.evaluate_handle(
             """() => {
                 const seen = [], query = () => document.querySelector('#title-query').textContent;
@@ -86,37 +103,9 @@ def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is
             page.keyboard.press("j")
         page.keyboard.press("k")
         settle(page)
-        expect(page).to_have_url(slow.url + address("shapes/11"))
+        expect(page).to_have_url(late.url + address("shapes/11"))
         shown = panels(page)
         assert set(seen.json_value()) <= {"Example shapes/3", "Example shapes/11"}  # and none between
-    page.goto(pages.url + address("shapes/11"))
-    settle(page)
-    assert panels(page) == shown
-
-
-def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, pages, folder):
-    with served_to(page, {"run": lambda: Slow(dualform.open(folder), {"0": 0.7})}) as slow:
-        page.goto(slow.url + address("shapes/3"))
-        settle(page)
-        # In one go: between two of Playwright's calls the first answer may have replaced the link.
-        page.evaluate(
-            """['0', '4'].forEach(own => document.querySelector(`[data-layer='${own}']`).dispatchEvent(
-                new MouseEvent("click", {bubbles: true, cancelable: true})))"""
-        )
-        settle(page)
-        shown = panels(page)
-        page.wait_for_timeout(3000)  # in which what was asked before would have come
-        assert panels(page) == shown
-        expect(page).to_have_url(slow.url + address("shapes/3"))
-    page.goto(pages.url + address("shapes/3"))
-    settle(page)
-    assert panels(page) == shown
-
-
-def test_a_key_that_is_pressed_before_a_click_is_answered_adds_to_it(page, folder):
-    with served_to(page, {"run": lambda: Slow(dualform.open(folder), before=1.0)}) as slow:
-        page.goto(slow.url + address("shapes/3"))
-        settle(page)
         page.evaluate(
             """() => {
                 const click = new MouseEvent("click", {bubbles: true, cancelable: true});
@@ -126,18 +115,39 @@ def test_a_key_that_is_pressed_before_a_click_is_answered_adds_to_it(page, folde
             }"""
         )
         settle(page)
-        expect(page).to_have_url(slow.url + address("shapes/5", "2"))
+        expect(page).to_have_url(late.url + address("shapes/13", "2"))  # what a key adds to a click
         page.go_back()
         settle(page)
-        expect(page).to_have_url(slow.url + address("shapes/3", "2"))
+        expect(page).to_have_url(late.url + address("shapes/11", "2"))
+    page.goto(pages.url + address("shapes/11"))
+    settle(page)
+    assert panels(page) == shown
 
 
-@pytest.mark.parametrize("prefix", ["", "user/me/explorer/"])
-def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder, prefix):
-    with served_to(page, {"run": lambda: dualform.open(folder)}, root_path="/user/me/explorer") as under:
-        around = (
-            f'<!doctype html><title>hub</title><iframe src="{under.url}{prefix}" width="1200" height="800"></iframe>'
+def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, pages, slow):
+    with served_to(page, {"run": lambda: slow}) as late:
+        slow.layers["0"] = 0.5
+        page.goto(late.url + address("shapes/3"))
+        settle(page)
+        # In one go: between two of Playwright's calls the first answer may have replaced the link.
+        page.evaluate(
+            """['0', '4'].forEach(own => document.querySelector(`[data-layer='${own}']`).dispatchEvent(
+                new MouseEvent("click", {bubbles: true, cancelable: true})))"""
         )
+        settle(page)
+        shown = panels(page)
+        page.wait_for_timeout(1500)  # in which what was asked before would have come
+        assert panels(page) == shown
+        expect(page).to_have_url(late.url + address("shapes/3"))
+    page.goto(pages.url + address("shapes/3"))
+    settle(page)
+    assert panels(page) == shown
+
+
+def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder):
+    with served_to(page, {"run": lambda: dualform.open(folder)}, root_path="/user/me/explorer") as under:
+        own = f"{under.url}user/me/explorer/"
+        around = f'<!doctype html><title>hub</title><iframe src="{own}" width="1200" height="800"></iframe>'
         asked = []
         page.on("request", lambda request: asked.append(request.url))
         page.set_content(around)
@@ -150,9 +160,128 @@ def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder, pref
         frame.locator("#fold-layers").click()
         frame.locator("#paper").click()
         expect(frame.locator("#panel-layer-2")).to_be_visible()
-        own = page.frames[1]
-        own.wait_for_load_state("networkidle")
-        assert own.url.startswith(f"{under.url}{prefix}paper?")
+        page.frames[1].wait_for_load_state("networkidle")
+        assert page.frames[1].url.startswith(f"{own}paper?")
         assert page.title() == "hub"
         assert any("panels?" in url for url in asked)
-        assert [url for url in asked if not url.startswith((under.url + prefix, "data:"))] == []
+        assert [url for url in asked if not url.startswith((own, "data:"))] == []
+
+
+FOLDED = "explore?item=shapes/3&layer=4&by=dataset,label"
+
+
+def test_what_is_folded_asks_nothing_and_what_is_late_appears_by_itself_and_is_asked_once(page, slow):
+    with served_to(page, {"run": lambda: slow}, deadline=0.5) as pages:
+        page.goto(pages.url + FOLDED)
+        expect(page.locator("#sentence")).to_be_visible()
+        settle(page)
+        assert not slow.rankings()
+        shown = page.locator("#panel-answer").inner_text()
+        slow.ranking = 1.0
+        page.goto(f"{pages.url}{FOLDED}&open=data")
+        expect(page.locator("#panel-slots")).to_have_attribute("data-failure", "late")
+        expect(page.locator("#slots .slot")).to_have_count(24)
+        assert slow.rankings() == 1
+        for name in panels_in("data"):
+            expect(page.locator(f"#panel-{name}")).to_be_attached()
+        assert page.locator("#panel-answer").inner_text() == shown
+        slow.layers["4"] = 1.0
+        page.goto(f"{pages.url}compare?a.item=shapes/3&b.item=shapes/3&b.at=20")
+        expect(page.locator("#panel-compare")).to_have_attribute("data-failure", "late")
+        expect(page.get_by_role("link", name="Look again")).to_be_visible()
+        expect(page.locator("#differences")).to_be_visible(timeout=20_000)
+
+
+def test_a_killed_explorer_says_so_and_what_was_shown_stands(page, folder, watch):
+    watch.expected.append("ERR_CONNECTION_REFUSED")
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        page.goto(pages.url + address("shapes/3"))
+        settle(page)
+    page.keyboard.press("j")
+    status = page.locator("#status")
+    expect(status).to_contain_text("No answer from the explorer")
+    expect(status).to_be_in_viewport()
+    expect(page.locator("#title-query")).to_have_text("Example shapes/3")
+    settle(page)
+
+
+def test_a_filter_that_is_refused_is_named_once_and_the_page_stays(page, pages):
+    page.goto(pages.url + address("shapes/3"))
+    settle(page)
+
+    def answers():
+        every = panels(page).items()  # of which these have no filter: their answers stay, and their links lead to it
+        return {name: html for name, html in every if name not in ("panel-filter", "panel-query", "panel-timeline")}
+
+    before = answers()
+    page.locator("#panel-filter summary").click()
+    page.locator("#own-sql").fill("colour = 1")
+    page.locator("#panel-filter").get_by_role("button", name="replace the chips").click()
+    expect(page.locator("#panel-filter .failure")).to_have_text("There is no slot column 'colour'.")
+    settle(page)
+    expect(page.locator(".failure:visible")).to_have_count(1)
+    assert answers() == before
+    page.locator("#panel-filter .chips.set a").click()
+    settle(page)
+    expect(page.locator(".failure:visible")).to_have_count(0)
+    page.locator("#filter-value").fill("99")
+    page.locator("select[name='keep']").select_option("only")
+    page.get_by_role("button", name="add").click()
+    settle(page)
+    expect(page.locator("#panel-filter .failure")).to_contain_text("matches no")
+    expect(page.locator(".failure:visible")).to_have_count(1)
+    page.locator("#panel-filter .chips.set a").click()
+    settle(page)
+    expect(page.locator(".failure:visible")).to_have_count(0)
+    expect(page).to_have_url(pages.url + address("shapes/3"))
+    assert answers() == before
+
+
+def test_a_killed_memory_server_is_named(page, memory, watch):
+    watch.expected.append("status of 502")
+    server = Server(memory, ServiceConfig("127.0.0.1:0"))
+    server.start()
+    with served_to(page, {"run": lambda: Client(server.address, timeout=20)}) as pages:
+        page.goto(pages.url + address("shapes/3"))
+        settle(page)
+        server.stop(grace=0)
+        page.keyboard.press("j")
+        expect(page.get_by_role("heading", level=1)).to_have_text("No answer from the memory")
+        expect(page.locator(".failure")).to_contain_text(server.address)
+        page.get_by_role("link", name="To the start page").click()
+        expect(page.locator(".failure")).to_contain_text(server.address)
+
+
+SCANNED = '#panel-record div:has(> dt:has-text("slots scanned")) data'
+
+
+def test_newer_steps_are_offered_and_shown_when_asked_for(page, tmp_path):
+    """Of a training that records, 12 slots a step."""
+    training = recorded.Training(tmp_path / "run")
+
+    def slots() -> str | None:
+        return page.locator(SCANNED).first.get_attribute("value")
+
+    with served_to(page, {"run": lambda: dualform.open(tmp_path / "run")}) as pages:
+        with training.recorder:
+            training.take(2, query_set=True)
+            page.goto(f"{pages.url}explore?item=test/1&open=layers,record")
+            settle(page)
+            assert page.get_attribute("#answers", "data-recording") == "yes"
+            assert not page.is_visible("#news")
+            assert slots() == "24"
+            before = page.inner_html("#answers")
+            training.take(5)
+            expect(page.locator("#news span")).to_have_text("The training has reached step 7.")
+            assert page.inner_html("#answers") == before
+            page.click("#panel-layers a[data-layer='0']")
+            page.wait_for_selector("#panel-layers a[data-layer='0'][aria-current]")
+            assert slots() == "24", "a click moved the page to another snapshot"
+            page.click("#news a")
+            page.locator(f"{SCANNED}[value='84']").first.wait_for()
+            assert not page.is_visible("#news")
+            assert "layer=0" in page.url
+        page.reload()
+        settle(page)
+        assert page.get_attribute("#answers", "data-recording") is None
+        assert slots() == "84"

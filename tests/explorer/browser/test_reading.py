@@ -1,24 +1,18 @@
-"""By keyboard, by ear, in large letters and on small screens."""
+"""By keyboard, by ear, in large letters and on small screens; of texts that turn the direction; and of nobody else."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.explorer.browser.shown import address, corrected_card, numbers, settle
-
-MASKED = address("shapes/3", without="label:1", k="12")
-PAGES = {
-    "start": "",
-    "masked": MASKED + "&score=contribution&target=3-0&at=50&as=samples&verify=yes&w0=off",
-    "empty mask": address("shapes/3", where="label = 99"),
-    "paper": "paper" + MASKED.removeprefix("explore"),
-    "faults": address("shapes/3", "9"),
-}
-REFUSED = "Failed to load resource: the server responded with a status of 400"
-"""What a browser notes of the page that names faults."""
+import dualform
+from tests.explorer.browser.shown import address, corrected_card, numbers, served_to, settle
+from tests.explorer.browser.test_map import READ
+from tests.trainings import learn
 
 
 def reach(page: Page, selector: str, key: str = "Tab") -> None:
@@ -105,16 +99,54 @@ def serious(page: Page, options: dict[str, Any]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def test_axe_finds_nothing_serious(pages, text_pages, new_context, watch):
-    """Its script is let past the guard of the pages, in these tabs alone. In the dark the colours alone are others."""
-    watch.expected.append(REFUSED)
+MASKED = address("shapes/3", without="label:1", k="12")
+TEXT = "explore?item=held/3&token=2&layer=3&by=label&without=label:2&k=12&open=data,layers,training,record"
+PAGES = {
+    "start": "",
+    "masked": MASKED + "&score=contribution&target=3-0&at=50&as=samples&verify=yes&w0=off",
+    "empty mask": address("shapes/3", where="label = 99"),
+    "paper": "paper" + MASKED.removeprefix("explore"),
+    "faults": address("shapes/3", "9"),
+    "sample": "sample?dataset=shapes&sample=5",
+    "map": "map?item=shapes/3",
+}
+TEXTS = {"start": "", "text": TEXT, "found": "search?q=mouse&item=held/3"}
+ALIKE = (PAGES["empty mask"], PAGES["sample"])
+"""Made of the parts of others, which axe looks at."""
+REFUSED = "Failed to load resource: the server responded with a status of 400"
+"""What a browser notes of the page that names faults."""
+SMALL = """() => [...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, summary, textarea")]
+    .filter((own) => own.offsetParent && !own.classList.contains("skip") && !own.closest("#passage"))
+    .map((own) => [own.outerHTML.slice(0, 120), own.getBoundingClientRect()])
+    .filter(([, box]) => box.height < 44 || box.width < 24)
+    .map(([html, box]) => `${Math.round(box.width)} x ${Math.round(box.height)}: ${html}`)"""
+"""What is too small for a finger. Fingers have links to the token before and after."""
+WIDER = """() => [...document.querySelectorAll('body *')].filter(own => {
+    const box = own.getBoundingClientRect();
+    return box.right > innerWidth + 1 && !own.closest('.wide, .scroll, .away, .skip, svg');
+}).map(own => own.outerHTML.slice(0, 120))"""
+
+
+def test_pages_are_accessible_and_fit_small_screens(pages, text_pages, new_context, watch):
+    """axe is let past the guard of the pages, in this tab alone. In the dark only the colours are others. The least
+    width is that of 1280 at 400 %, which is narrower than a phone.
+    """
+    watch.expected += [REFUSED, READ]
     page = new_context(bypass_csp=True, color_scheme="light").new_page()
     options = {"resultTypes": ["violations"]}
-    text = "explore?item=held/3&token=2&layer=3&by=label&without=label:2&k=12&open=data,layers,training,record"
-    found = "search?q=mouse&item=held/3"
-    for url in (*(pages.url + path for path in PAGES.values()), *(text_pages.url + path for path in (text, found))):
+    for url in (*(pages.url + path for path in PAGES.values()), *(text_pages.url + path for path in TEXTS.values())):
+        page.set_viewport_size({"width": 390, "height": 844})
         page.goto(url)
+        page.wait_for_load_state("networkidle")
+        if not re.search("paper|layer=9", url):
+            assert (url, page.evaluate(SMALL)) == (url, [])
         page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")
+        page.set_viewport_size({"width": 320, "height": 740})
+        assert (url, page.evaluate(WIDER)) == (url, [])
+        assert (url, page.evaluate("document.documentElement.scrollWidth")) <= (url, 320)
+        if url.endswith(ALIKE):
+            continue
+        page.set_viewport_size({"width": 1280, "height": 800})
         assert (url, serious(page, options)) == (url, [])
         page.emulate_media(color_scheme="dark")
         assert (url, serious(page, {**options, "runOnly": ["color-contrast", "link-in-text-block"]})) == (url, [])
@@ -125,21 +157,82 @@ def test_axe_finds_nothing_serious(pages, text_pages, new_context, watch):
     assert serious(page, options) == []
 
 
-def test_pages_reflow_without_scrolling_sideways(pages, text_pages, new_context, watch):
-    """At 400 % of 1280, which is narrower than a phone."""
-    watch.expected.append(REFUSED)
-    width = 320
-    page = new_context(viewport={"width": width, "height": 740}).new_page()
-    text = "explore?item=held/0&token=0&layer=3&by=label&without=label:2&k=12&open=data,layers,training,record"
-    found = "search?q=mouse&item=held/3"
-    for url in (*(pages.url + path for path in PAGES.values()), *(text_pages.url + path for path in ("", text, found))):
-        page.goto(url)
-        page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")
-        wider = page.evaluate(
-            """() => [...document.querySelectorAll('body *')].filter(own => {
-                const box = own.getBoundingClientRect();
-                return box.right > innerWidth + 1 && !own.closest('.wide, .scroll, .away, .skip, svg');
-            }).map(own => own.outerHTML.slice(0, 120))"""
+TURNED = "from right to left: \u202e"
+
+
+PLACES = """(selector) => [...document.querySelectorAll(selector)].map(own => {
+    const walker = document.createTreeWalker(own, NodeFilter.SHOW_TEXT);
+    const found = [];
+    for (let node = walker.nextNode(); node; node = walker.nextNode())
+        for (let place = 0; place < node.length; place++)
+            if (/[0-9]/.test(node.data[place])) {
+                const range = document.createRange();
+                range.setStart(node, place);
+                range.setEnd(node, place + 1);
+                const box = range.getBoundingClientRect();
+                if (box.width) found.push([box.left, node.data[place]]);
+            }
+    const said = found.map(own => own[1]).join("");
+    const seen = [...found].sort((one, other) => one[0] - other[0]).map(own => own[1]).join("");
+    return [said, seen];
+})"""
+"""Of each element its digits, as they are said and from left to right as they are seen."""
+
+
+def test_numbers_beside_a_text_that_turns_the_direction_are_seen_as_they_are(page, tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = {TURNED: ["none \u202e", "one \u202e"]}
+    with dualform.Recorder(model, optimizer, tmp_path / "run", label_names=names, quiet=True) as recorder:
+        for _ in range(15):
+            with recorder.step(dataset=TURNED, label=[0, 1], note=TURNED, size=1234):
+                learn(optimizer, torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])))
+        recorder.query_set("test", torch.eye(2), label=[0, 1])
+    with served_to(page, {"run": lambda: dualform.open(tmp_path / "run")}) as pages:
+        page.goto(
+            f"{pages.url}explore?item=test/1&by=note,size&without=note:other;size:1234&without=size:567&open=data,layers,training,record"
         )
-        assert (url, wider) == (url, [])
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        settle(page)
+        for selector in (
+            "#slots .said > *",
+            "#sums tbody th",
+            "#terms tbody th",
+            ".chip",
+            ".verdict > *",
+            "#outputs tbody th",
+        ):
+            places = page.evaluate(PLACES, selector)
+            assert any(said for said, _ in places), selector
+            assert [seen for _, seen in places] == [said for said, _ in places], selector
+
+
+def test_everything_is_there_while_requests_to_other_servers_are_aborted(page, pages, text_pages, watch):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    masked = address("shapes/3", without="label:1", k="60")
+    for url in (
+        *(pages.url, pages.url + masked, pages.url + "paper" + masked.removeprefix("explore")),
+        text_pages.url + "explore?item=held/3&layer=3&by=label",
+    ):
+        page.goto(url)
+        page.wait_for_load_state("networkidle")
+        expect(page.locator("[data-failure]")).to_have_count(0)
+        assert page.evaluate("[...document.images].every(own => own.complete && own.naturalWidth > 0)")
+        assert page.evaluate("[...document.styleSheets].length") == 1
+    page.goto(pages.url + address("shapes/3"))
+    page.keyboard.press("l")
+    settle(page)
+    assert {url for url in asked if not url.startswith(("http://127.0.0.1:", "data:"))} == set()
+    assert any("static/explorer.js" in url for url in asked)
+
+
+def test_a_request_to_another_server_and_a_complaint_would_be_seen(page, watch):
+    page.goto("about:blank")
+    page.evaluate(
+        "fetch('http://elsewhere.test/').catch(() => { console.error('it was aborted'); window.told = true; })"
+    )
+    page.wait_for_function("window.told")
+    assert watch.elsewhere == ["http://elsewhere.test/"]
+    assert "it was aborted" in watch.complaints
+    watch.elsewhere.clear()
+    watch.complaints.clear()

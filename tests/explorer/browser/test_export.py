@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,15 @@ from playwright.sync_api import Browser, Page
 import dualform
 from dualform_explorer.export import choose, exported_page
 from dualform_explorer.view import Snapshot
-from tests.explorer.chromium import chromium, needs_chromium
+from tests.trainings import learn
 
-pytestmark = needs_chromium
 WILD = "</p></script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\"> </style>"
 
 
 @pytest.fixture(scope="module")
-def browser_of_ours() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def file(memory, info, tmp_path_factory) -> Path:
+def file(exported, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("export") / "page.html"
-    choice = choose(Snapshot(memory, info), ("shapes/3", "shapes/7", "noise/5"), ("dataset:noise <b>", "label:2"))
-    path.write_text(exported_page(Snapshot(memory, info), "run", choice).html, encoding="utf-8")
+    path.write_text(exported.html, encoding="utf-8")
     return path
 
 
@@ -60,11 +51,11 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser_of_ours, file):
+def opened(browser, file):
     made = []
 
     def open_file(path: Path = file, **options) -> Opened:
-        made.append(Opened(browser_of_ours, path, **options))
+        made.append(Opened(browser, path, **options))
         return made[-1]
 
     yield open_file
@@ -91,49 +82,34 @@ def test_links_switch_what_is_shown_and_nothing_is_asked_for(opened, scripts):
     assert own.said == []
 
 
-def test_an_address_of_a_part_shows_that_part(opened):
+def test_an_address_of_a_part_shows_that_part_and_keys_go_through_predictions_and_masks(opened):
     own = opened(part="#p2-m2")
     assert own.shown == ["p2-m2"]
     assert own.page.get_attribute(".items a[aria-current]", "data-view") == "p2"
-
-
-def test_the_keys_go_through_predictions_and_masks(opened):
-    own = opened()
+    own.page.goto(f"{own.own}#p1")
     seen = []
     for key in ("m", "j", "m", "m", "k", "u"):
         own.page.keyboard.press(key)
         (now,) = own.shown
         seen.append(now)
     assert seen == ["p1-m1", "p2-m1", "p2-m2", "p2", "p1", "p1"]
-    assert own.said == []
-
-
-def test_a_mask_is_switched_where_the_reader_stands(opened):
-    own = opened()
-    own.page.set_viewport_size({"width": 700, "height": 400})
-    own.page.evaluate("document.querySelector('#p1 .filters').scrollIntoView()")
-    before = own.page.evaluate("scrollY")
-    assert before > 0
-    own.page.click("#p1 .filters a >> nth=2")
-    own.page.wait_for_function("document.getElementById('p1-m2').checkVisibility()")
-    assert own.page.evaluate("scrollY") == before
-
-
-def test_both_themes_can_be_chosen(opened):
-    own = opened()
     own.page.emulate_media(color_scheme="light")
     paper = [own.page.evaluate("getComputedStyle(document.body).backgroundColor")]
     for _ in range(2):
         own.page.click("#tools button")
         paper.append(own.page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert paper[0] == paper[1] != paper[2]
-
-
-@pytest.mark.parametrize("width", [360, 1400])
-def test_it_fits_narrow_and_wide_screens(opened, width):
-    own = opened()
-    own.page.set_viewport_size({"width": width, "height": 800})
-    assert own.page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (1400, 360):
+        own.page.set_viewport_size({"width": width, "height": 800})
+        assert own.page.evaluate("document.documentElement.scrollWidth") <= width
+    own.page.set_viewport_size({"width": 700, "height": 400})
+    own.page.evaluate("document.querySelector('#p1 .filters').scrollIntoView()")
+    before = own.page.evaluate("scrollY")
+    assert before > 0
+    own.page.click("#p1 .filters a >> nth=2")
+    own.page.wait_for_function("document.getElementById('p1-m2').checkVisibility()")
+    assert own.page.evaluate("scrollY") == before, "a mask is switched where the reader stands"
+    assert own.said == []
 
 
 def test_a_script_in_a_text_stays_text(opened, tmp_path):
@@ -145,13 +121,11 @@ def test_a_script_in_a_text_stays_text(opened, tmp_path):
         own.previews(WILD, preview_set)
         for _ in range(3):
             with own.step(dataset=WILD, label=labels, sample=torch.arange(6), said=[WILD] * 6):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(inputs), labels))
         own.query_set("test", inputs, label=labels, previews=preview_set)
     with dualform.open(tmp_path / "run") as memory:
         page = exported_page(
-            Snapshot(memory, memory.info()), WILD, choose(Snapshot(memory, memory.info()), ("test/1", "test/2"), ())
+            Snapshot(memory, memory.info()), WILD, choose(Snapshot(memory, memory.info()), ("test/1",), ())
         )
     path = tmp_path / "page.html"
     path.write_text(page.html, encoding="utf-8")

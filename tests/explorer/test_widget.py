@@ -1,11 +1,10 @@
-"""The widget is the page's core: asked the same, both show the same numbers, and they are the API's."""
+"""The notebook's widget is the page's core: asked the same, both show the same numbers, and they are the API's."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 import pytest
@@ -13,12 +12,19 @@ import pytest
 import dualform
 from dualform.methods import Answers
 from dualform_explorer.groups import MOST_GROUPS
-from tests.explorer import recorded, recorded_table, recorded_text
-from tests.explorer.served import Served, served
+from tests.cases import pairwise
+from tests.explorer.recorded_text import WORDS
+from tests.explorer.served import Served, panels_of, served
 
 _GROUP = re.compile(r'<tr data-group="[^"]*">.*?<td class="right sum"><data [^>]*data-value="([^"]+)"', re.DOTALL)
+
+
 _SLOT = re.compile(r'data-slot="(\d+)".*?<span class="score"><data [^>]*data-value="([^"]+)"', re.DOTALL)
+
+
 _MEASURE = re.compile(r'<nav class="choice" aria-label="Score">(.*?)</nav>', re.DOTALL)
+
+
 SHOWN = 12
 
 
@@ -36,40 +42,35 @@ class Kind:
     where: str
 
 
+TEXT = Kind("held/3", 2, "held/3:2", "3", {"label": 2}, "label:2", "label IS DISTINCT FROM 2")
 KINDS = {
-    "images of two datasets": Kind(
+    "images": Kind(
         "shapes/3", None, "shapes/3", "4", {"dataset": "noise <b>"}, "dataset:noise <b>", "dataset <> 'noise <b>'"
     ),
-    "a text": Kind("held/3", 2, "held/3:2", "3", {"label": 2}, "label:2",
-                   "label IS DISTINCT FROM 2"),
-    "the last token of a text": Kind("held/3", None, f"held/3:{recorded_text.WORDS - 1}", "1", {"step": 7}, "step:7",
-                                     "step <> 7"),
-    "a table": Kind("held/2", None, "held/2", "", {"label": 1}, "label:1", "label IS DISTINCT FROM 1"),
-}  # fmt: skip
-RECORD = {
-    "images of two datasets": recorded.record,
-    "a text": recorded_text.record,
-    "the last token of a text": recorded_text.record,
-    "a table": recorded_table.record,
+    "text": TEXT,
+    "last token": replace(TEXT, token=None, stored=f"held/3:{WORDS - 1}", layer="1"),
+    "table": Kind("held/2", None, "held/2", "", {"label": 1}, "label:1", "label IS DISTINCT FROM 1"),
 }
+FIXTURES = {"images": ("memory", "pages"), "text": ("texts", "text_pages"), "last token": ("texts", "text_pages")}
+MEASURES = [("dot", ""), ("abs", ""), ("contribution", "1"), ("contribution", "1-0")]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def asked(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Kind, Answers, Served]]:
-    folder: Path = RECORD[request.param](tmp_path_factory.mktemp("same") / "run")
-    with dualform.open(folder) as memory, served({"run": lambda: dualform.open(folder)}, deadline=60.0) as pages:
-        yield KINDS[request.param], memory, pages
+@pytest.fixture(scope="module")
+def table(table_folder) -> Iterator[tuple[Answers, Served]]:
+    with dualform.open(table_folder) as memory, served({"run": lambda: dualform.open(table_folder)}) as pages:
+        yield memory, pages
 
 
-def shown_groups(view) -> list[float]:
-    return [own["sum"] for own in view["groups"] if not own["gone"]]
+def opened(request: pytest.FixtureRequest, kind: str) -> tuple[Answers, Served]:
+    if kind == "table":
+        return request.getfixturevalue("table")
+    memory, pages = map(request.getfixturevalue, FIXTURES[kind])
+    return memory, pages
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize(("score", "target"), [("dot", ""), ("abs", ""), ("contribution", "1"),
-                                               ("contribution", "1-0")])  # fmt: skip
-def test_widget_page_and_api_show_the_same_numbers(asked, score, target, masked):
-    kind, memory, pages = asked
+@pytest.mark.parametrize(("name", "measure", "masked"), pairwise(list(KINDS), MEASURES, [False, True]))
+def test_widget_page_and_api_show_the_same_numbers(request, name, measure, masked):
+    kind, (memory, pages), (score, target) = KINDS[name], opened(request, name), measure
     given = {"query": kind.item, "layer": kind.layer, "score": score, "target": target, "token": kind.token, "k": SHOWN}
     widget = memory.explorer(**given)
     if masked:
@@ -89,41 +90,31 @@ def test_widget_page_and_api_show_the_same_numbers(asked, score, target, masked)
     question = {"score": score, "where": kind.where if masked else None} | ({"target": target} if target else {})
     sums = memory.group_sum(kind.layer, kind.stored, by=by, **question)
     assert len(sums.groups) <= MOST_GROUPS
-    assert shown_groups(view) == sums.sums[0].tolist()
+    assert [own["sum"] for own in view["groups"] if not own["gone"]] == sums.sums[0].tolist()
     assert [float(own) for own in _GROUP.findall(page.text)] == sums.sums[0].tolist()
 
     hits = memory.topk(kind.layer, kind.stored, k=SHOWN, **question)
     best = list(zip(hits.slots[0].tolist(), hits.scores[0].tolist(), strict=True))
     assert [(own["slot"], own["score"]) for own in view["slots"]] == best
     assert [(int(slot), float(own)) for slot, own in _SLOT.findall(page.text)] == best
-
     (measures,) = _MEASURE.findall(page.text)
     assert re.findall(r">(\w+)</a>", measures) == [own["shown"] for own in view["scores"]]
 
 
-def test_an_output_that_contributions_go_to_is_chosen_as_on_the_page(asked):
-    kind, memory, pages = asked
+@pytest.mark.parametrize("name", KINDS)
+def test_the_answer_and_the_output_that_contributions_go_to_are_those_of_the_page(request, name):
+    kind, (memory, pages) = KINDS[name], opened(request, name)
+    asked = {"item": kind.item, "layer": kind.layer} | ({} if kind.token is None else {"token": kind.token})
     view = memory.explorer(kind.item, layer=kind.layer, token=kind.token, score="contribution").view
-    address = {"item": kind.item, "layer": kind.layer, "score": "contribution"}
-    page = pages.get("/explore?" + urlencode(address))
+    page = pages.get("/explore?" + urlencode(asked | {"score": "contribution"}))
     assert page.status == 303
     assert f"target={view['target']}&" in page.headers["location"] + "&"
 
-
-def test_the_answer_is_that_of_the_page(asked):
-    kind, memory, pages = asked
     view = memory.explorer(kind.item, layer=kind.layer, token=kind.token).view
-    assert "error" not in view, view
-    page = pages.get(
-        "/explore?"
-        + urlencode({"item": kind.item, "layer": kind.layer} | ({} if kind.token is None else {"token": kind.token}))
-    ).text
-    part = page[page.index('id="panel-answer"') :]
-    part = part[: part.index("</section>")]
-    if view["answer"] is None:
-        assert "sentence" not in part
-        return
+    part = panels_of(pages.get("/explore?" + urlencode(asked)).text)["answer"]
+    assert (view["answer"] is None) == ("sentence" not in part)
     numbers = re.findall(r'data-part="(?:initial|bias|unrecorded|group|rest)".*?data-value="([^"]+)"', part, re.DOTALL)
-    assert [own["value"] for own in view["answer"]["parts"]] == list(map(float, numbers))
-    words = "".join(str(value) for kind, value in view["answer"]["sentence"] if kind == "strong")
-    assert words == "".join(re.findall(r"<b>(.*?)</b>", part[part.index('id="sentence"') :].partition("</p>")[0]))
+    told = view["answer"] or {"parts": [], "sentence": []}
+    assert [own["value"] for own in told["parts"]] == list(map(float, numbers))
+    words = "".join(str(value) for kind, value in told["sentence"] if kind == "strong")
+    assert words == "".join(re.findall(r"<b>(.*?)</b>", part.partition('id="sentence"')[2].partition("</p>")[0]))
