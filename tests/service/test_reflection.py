@@ -72,11 +72,6 @@ def test_messages_of_a_described_service_are_those_of_its_version(server, versio
     assert not [name for name in named if other in name]
 
 
-def test_what_is_not_there_is_not_described(server):
-    answer = reflected(server.address, "v1", file_containing_symbol="dualform.v1.None")
-    assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
-
-
 def test_health_lists_what_it_knows_of_but_no_memories_by_their_names(engine):
     with Server({"secret": engine, "other": engine}) as server, grpc.insecure_channel(server.address) as channel:
         answer = health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=60)
