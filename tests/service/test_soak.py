@@ -20,7 +20,7 @@ from tests.service.soak_clients import LAYER, WIDTH, Clients
 
 SEED = 13
 MEMORY = "1 GB"
-STEPS, ROWS = 300, 64
+STEPS, ROWS = rounds(60, 300), 64
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.soak
 def test_a_server_that_is_asked_all_the_time_stays_as_large_as_it_is(memory):
-    seconds = rounds(8, 3600)
+    seconds = rounds(4, 3600)
     with served(memory, "--ram", MEMORY) as (address, process):
         with Client(address) as client:
             right = client.topk(LAYER, "test", 5).ids.tolist()
