@@ -6,6 +6,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput, DualformError
 
 from .test_tables import HITS, LEDGER, PLAIN, SPREAD, SUMS, TERMS

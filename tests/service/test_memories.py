@@ -71,9 +71,9 @@ def test_a_call_that_names_none_of_several_is_refused(several, name, kind, says)
 def test_the_only_one_needs_no_name(engine, name):
     with Server({"run": canned(3)}) as server, Client(f"{server.address}/{name}") as client:
         assert client.info().steps == 3
-    with Server(engine) as server, Client(f"{server.address}/run") as client:
-        with pytest.raises(NotFound, match="It serves one memory, without a name"):
-            client.info()
+    nameless = pytest.raises(NotFound, match="It serves one memory, without a name")
+    with Server(engine) as server, Client(f"{server.address}/run") as client, nameless:
+        client.info()
 
 
 def test_a_wrong_token_learns_no_names(engines):
@@ -121,13 +121,6 @@ def test_a_folder_that_is_gone_shows_in_health_and_one_that_is_back_too(tmp_path
         until(lambda: not is_serving(server.address))
         shutil.move(tmp_path / "elsewhere", run)
         until(lambda: is_serving(server.address))
-
-
-def test_two_calls_of_a_kind_that_ask_two_memories_share_no_scan(several, engines):
-    with Client(f"{several.address}/a") as first, Client(f"{several.address}/{NAMES[1]}") as second:
-        for client in (first, second):
-            client.topk("fc", np.ones(3), k=2)
-    assert [len(engine.asked) for engine in engines.values()] == [1, 1]
 
 
 def test_all_draw_on_one_budget(tmp_path, monkeypatch):

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from dualform.errors import (
     BadInput,
@@ -260,3 +263,60 @@ def test_masks_are_bounded_on_a_server(bounded):
         bounded.topk("fc", QUERIES[:1], where=" OR ".join(["dataset LIKE 'm%'"] * 17))
     listed = ", ".join(map(str, range(9_000)))
     assert bounded.topk("fc", QUERIES[:1], where=f"slot IN ({listed})").scan.slots_matching == 9_000
+
+
+METHODS = {
+    "dualform.v1.Memory": {
+        "Info",
+        "TopK",
+        "GroupSum",
+        "GradientTopK",
+        "GradientSum",
+        "Output",
+        "Contributions",
+        "Placebo",
+        "Weights",
+        "Cancellation",
+        "Slots",
+        "Sql",
+        "QuerySet",
+        "Verify",
+        "Distribution",
+        "Previews",
+    },
+    "grpc.health.v1.Health": {"Check", "List", "Watch"},
+    "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo"},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo"},
+}
+
+
+def reflected(address: str, version: str, **asked: str) -> reflection_pb2.ServerReflectionResponse:
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        (answer,) = call(iter([reflection_pb2.ServerReflectionRequest(**asked)]), timeout=60)
+    return answer
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_every_service_that_is_listed_is_described(server, version):
+    listed = reflected(server.address, version, list_services="").list_services_response.service
+    assert {service.name for service in listed} == METHODS.keys()
+    for name, methods in METHODS.items():
+        answer = reflected(server.address, version, file_containing_symbol=name)
+        files = map(
+            descriptor_pb2.FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto
+        )
+        found = {f"{file.package}.{service.name}": service for file in files for service in file.service}
+        assert name in found, answer.error_response
+        assert {method.name for method in found[name].method} == methods
+
+
+def test_health_lists_what_it_knows_of_but_no_memories_by_their_names(engine):
+    with Server({"secret": engine, "other": engine}) as server, grpc.insecure_channel(server.address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=60)
+    assert answer.statuses.keys() == {"", "dualform.v1.Memory", "grpc.health.v1.Health"}
+    assert {own.status for own in answer.statuses.values()} == {health_pb2.HealthCheckResponse.SERVING}
