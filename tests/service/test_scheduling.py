@@ -234,6 +234,28 @@ def test_what_takes_long_goes_on_while_nobody_waits_and_ends_once_somebody_does(
     run(test)
 
 
+def test_connections_take_turns():
+    async def test() -> None:
+        reads, order = MessageReads(1, 60.0), list[str]()
+        first = asyncio.Event()
+
+        async def one(name: str) -> None:
+            await read(reads, name[0], noted(name))
+
+        async def noted(name: str) -> None:
+            order.append(name)
+
+        held = asyncio.create_task(read(reads, "a", first.wait()))
+        await asyncio.sleep(0)
+        tasks = [asyncio.create_task(one(name)) for name in ("a1", "a2", "a3", "b1", "b2", "c1")]
+        await asyncio.sleep(0.01)
+        first.set()
+        await asyncio.gather(held, *tasks)
+        assert order == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+    run(test)
+
+
 def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_its_call():
     """gRPC lets go of what it set aside for a read as that ends, and never for one that is cancelled."""
 
