@@ -162,27 +162,32 @@ def test_one_that_cannot_be_started_is_tried_again():
         assert fleet(ASKED, [0], never) == {0: "a"}
 
 
-@pytest.mark.parametrize("end", [Reply(error=Inexact("not so")), ConnectionError("end of file"), Reply("gone")])
-def test_an_answer_that_cannot_be_whole_is_given_up_by_the_other_shards(end):
-    def gone():
-        raise Cancelled("gone")
+def gone():
+    raise Cancelled("gone")
 
+
+@pytest.mark.parametrize(
+    ("end", "check"),
+    [
+        (Reply(error=Inexact("not so")), never),
+        (ConnectionError("end of file"), never),
+        (Reply("a"), gone),
+    ],
+)
+def test_an_answer_that_cannot_be_whole_is_given_up_by_the_other_shards(end, check):
     there, busy = Made(end), Made(None)
     with fleet_of([there, Made(Reply("a"))], [busy]) as fleet:
         with pytest.raises((Inexact, Unavailable, Cancelled)):
-            fleet(ASKED, [0, 1], gone if end == Reply("gone") else never)
+            fleet(ASKED, [0, 1], check)
         assert (there.given_up, busy.given_up) == ([], [ASKED.name])
         assert not busy.closed.is_set()
 
 
 def test_what_was_given_up_before_a_process_began_is_not_sent():
-    def check():
-        raise Cancelled("gone")
-
     starting = Made(Reply("ready"), ready=False)
     with fleet_of([starting]) as fleet:
         with pytest.raises(Cancelled):
-            fleet(ASKED, [0], check)
+            fleet(ASKED, [0], gone)
         starting.begin.set_result(Reply())
         assert (starting.seconds, starting.given_up) == ([], [])
         assert fleet(ASKED, [0], never) == {0: "ready"}
