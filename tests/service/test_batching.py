@@ -48,6 +48,24 @@ def test_those_who_come_while_a_scan_is_under_way_share_the_next(engine, batches
     assert [len(numbers(one)) for one in engine.asked] == scans
 
 
+def test_those_who_shared_a_scan_share_the_next_if_they_ask_again_at_once(engine, batches, monkeypatch):
+    """However busy the machine is: the time for which they are waited for is drawn out, in proportion."""
+    for name, factor in (("LINGER", 1e3), ("LINGER_SHARE", 1e6)):
+        monkeypatch.setattr(batching, name, factor * getattr(batching, name))
+    question = TopK("fc", QuerySetExamples("test", (1,)))
+    askers = crowd(engine, batches, [question] * 3)
+    engine.go.set()
+    for asker in askers:
+        asker.join()
+    assert engine.begun.acquire(timeout=60)
+    again = [Asker(batches, question)]
+    assert not engine.begun.acquire(timeout=0.2), "it waits for the other"
+    again.append(Asker(batches, question))
+    for asker in again:
+        asker.join()
+    assert [len(numbers(one)) for one in engine.asked] == [1, 2, 2]
+
+
 def test_what_answering_took_is_that_of_the_shared_scan(engine, batches):
     askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (query,))) for query in (2, 2, 5)])
     engine.go.set()

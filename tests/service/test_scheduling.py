@@ -27,7 +27,7 @@ from dualform_proto.calls import call_of
 from dualform_service import scheduling
 from dualform_service.config import ServiceConfig
 from dualform_service.limits import UNREAD, ByteRoom, MessageReads, Resources
-from dualform_service.scheduling import HEAVY_NICE, Asker, Deadline, Lane, Lanes, ScanCosts
+from dualform_service.scheduling import Asker, Deadline, Lane, Lanes, ScanCosts
 from dualform_service.server import Server
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from tests.service.canned import Canned
@@ -118,7 +118,7 @@ def test_heavy_work_stands_back_on_the_processor():
             return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
         own = nice()
-        assert await lanes.heavy.run(nice, Asker("a")) == min(19, own + HEAVY_NICE)
+        assert await lanes.heavy.run(nice, Asker("a")) == min(19, own + 15)
         for lane in (lanes.light, lanes.lookups, lanes.untried, lanes.messages):
             assert await lane.run(nice, Asker("a")) == own
         lanes.close()
@@ -170,7 +170,7 @@ def test_threads_that_all_lanes_share_do_not_stand_back():
             return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
         await lanes.heavy.run(lambda: workers.divide(range(2), work, workers=2), Asker("a"))
-        assert nices == {0: min(19, nice() + HEAVY_NICE), 1: nice()}
+        assert nices == {0: min(19, nice() + 15), 1: nice()}
         lanes.close()
 
     workers._pool.cache_clear()
