@@ -81,7 +81,7 @@ PARTS = (
     Part(
         "stalled, idle and greedy clients",
         "Other clients are answered meanwhile, and work stops at its deadline.",
-        ("service/test_hostile_clients.py", "service/test_idle_connections.py", "service/test_floods.py"),
+        ("service/test_hostile_clients.py", "service/test_floods.py"),
     ),
     Part(
         "pages over a million slots",

@@ -75,5 +75,9 @@ def test_exactly_these_names_are_offered():
 
 
 def test_importing_loads_nothing_heavy():
-    script = "import sys, dualform, dualform.answers; print({'torch', 'faiss', 'duckdb', 'grpc'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "set()"
+    script = (
+        "import sys, dualform, dualform.answers; print({'torch', 'faiss', 'duckdb', 'grpc'} & set(sys.modules));"
+        "import dualform_service.server; print([name for name in sys.modules if 'opentelemetry' in name])"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert told.stdout.split() == ["set()", "[]"]

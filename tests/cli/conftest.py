@@ -10,7 +10,6 @@ import pytest
 from dualform_client.cli import main
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.contract.recorded import record
 from tests.service.canned import Canned
 
 
@@ -62,5 +61,5 @@ def address(engine: Canned, served: tuple[Canned, str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("cli") / "run")
+def folder(small_run: Path) -> Path:
+    return small_run

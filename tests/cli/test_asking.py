@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dualform import Recorder
+from dualform import Recorder, open as open_memory
 from dualform.questions import (
     Contribution,
     Distribution,
@@ -25,7 +25,11 @@ from dualform.questions import (
     Target,
     TopK,
 )
+from dualform_client.cli.layer_answers import named_layers
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
 from tests.service import canned
+from tests.wire.values import same
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
 OFF = {"name": "approximate", "error": 0.25, "rounding": 1e-6, "since": 3, "reason": "the weights were moved by hand."}
@@ -55,15 +59,9 @@ def test_topk(dualform, address, engine):
     assert engine.asked[0] == TopK("fc", QuerySetExamples("test", (1,)), 2, "label <> 3")
 
 
-def test_topk_by_groups(dualform, address, engine):
-    told = dualform("topk", address, "--layer", "fc", "--query", "test", "--by", "label", "--abs", "--json")
-    assert [(hit["slot"], hit["group"]) for hit in told.json["hits"]] == [(1, {"label": 3}), (3, {"label": 8})]
-    assert engine.asked[0] == TopK("fc", QuerySetExamples("test"), 10, None, ("label",), "abs")
-
-
 def test_sums(dualform, address, engine):
-    told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "dataset, label", "--json")
-    assert told.json == {
+    asked = ["group-sum", address, "--layer", "fc", "--query", "test", "--by", "dataset, label", "--json"]
+    assert dualform(*asked).json == {
         "groups": [{"dataset": 3, "label": 3, "count": 3}, {"dataset": None, "label": None, "count": 1}],
         "sums": [[1.5, 2.5]],
         "asked": [{"query": 0, "name": "test/0", "label": 3}],
@@ -71,6 +69,29 @@ def test_sums(dualform, address, engine):
         "space": "sample",
     }
     assert engine.asked[0] == GroupSum("fc", QuerySetExamples("test"), ("dataset", "label"))
+    for options in (["--score", "abs"], ["--abs"]):
+        assert dualform(*asked, *options).json["score"] == "abs"
+        assert engine.asked[-2] == GroupSum("fc", QuerySetExamples("test"), ("dataset", "label"), score="abs")
+    told = dualform("topk", address, "--layer", "fc", "--query", "test", "--by", "label", "--json")
+    assert [(hit["slot"], hit["group"]) for hit in told.json["hits"]] == [(1, {"label": 3}), (3, {"label": 8})]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["topk", "--target", "x"],
+        ["topk", "--target", "3", "--abs"],
+        ["topk", "--score", "contribution"],
+        ["topk", "--score", "cosine", "--abs"],
+        ["group-sum", "--by", "label", "--at-step", "3"],
+        ["group-sum", "--by", "label", "--allow-inexact"],
+        ["group-sum", "--by", "label", "--abs", "--score", "cosine"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_do_not_go_together_are_refused(dualform, address, options):
+    told = dualform(*options, address, "--layer", "fc", "--query", "test", "--json")
+    assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
 
 
 def test_contributions_along_a_direction(dualform, address, engine):
@@ -89,18 +110,6 @@ def test_contributions_along_a_direction(dualform, address, engine):
     told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "label", "--target", "3-8")
     assert "Layer fc · contributions to output 3 less output 8 by label · " in told.out
     assert "fc: approximate since step 3, error 2.5e-01" in told.err
-
-
-@pytest.mark.parametrize("options", [["--target", "x"], ["--target", "3", "--abs"], ["--score", "contribution"]])
-def test_directions_that_are_none_are_refused(dualform, address, options):
-    told = dualform("topk", address, "--layer", "fc", "--query", "test", *options, "--json")
-    assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
-
-
-@pytest.mark.parametrize("options", [["--at-step", "3"], ["--allow-inexact"]])
-def test_what_belongs_to_a_direction_is_refused_without_one(dualform, address, options):
-    told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
-    assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
 
 
 def test_distribution(dualform, address, engine):
@@ -145,15 +154,6 @@ def test_terms(dualform, address, engine):
     assert [row[0] for row in table if row] == names
 
 
-def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
-    asked = ["group-sum", address, "--layer", "fc", "--query", "test", "--by", "label"]
-    for options in (["--score", "abs"], ["--abs"], []):
-        dualform(*asked, *options, "--json")
-    sums = [question for question in engine.asked if isinstance(question, GroupSum)]
-    assert [question.score for question in sums] == ["abs", "abs", "dot"]
-    assert dualform(*asked, "--abs", "--json").json["score"] == "abs"
-
-
 @pytest.mark.parametrize(
     ("said", "layers", "shown"),
     [
@@ -179,14 +179,6 @@ def test_gradients_are_summed_over_the_layers_named(dualform, address, engine, s
     }
 
 
-@pytest.mark.parametrize("command", [["topk"], ["group-sum", "--by", "label"]], ids=["topk", "sums"])
-def test_abs_and_a_score_together_are_refused(dualform, address, command):
-    for options in (["--abs", "--score", "cosine"], ["--score", "cosine", "--abs"]):
-        told = dualform(*command, address, "--layer", "fc", "--query", "test", *options, "--json")
-        assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
-        assert told.json["error"]["message"] == "--abs and --score cannot be given together."
-
-
 def test_output(dualform, address, engine):
     told = dualform(
         "output", address, "--layer", "fc", "--query", "test/0,1", "--where", "step < 3", "--at-step", 2, "--json"
@@ -210,17 +202,6 @@ def test_output(dualform, address, engine):
     ]
 
 
-def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
-    asked = ["output", address, "--layer", "fc", "--query", "test/0", "--allow-inexact"]
-    told = dualform(*asked, "--json").json
-    assert (told["status"], told["unrecorded_change"]) == (OFF, 0.5)
-    assert engine.asked == [Output("fc", QuerySetExamples("test", (0,)), allow_inexact=True), QuerySetLookup("test")]
-    assert dualform(*asked).err == (
-        "fc: approximate since step 3, error 2.5e-01: the weights were moved by hand. "
-        "Unrecorded change: 0.5 of the distance that training moved the weights.\n"
-    )
-
-
 def test_output_of_another_kernel(dualform, address, engine):
     asked = ["output", address, "--layer", "fc", "--query", "test/0", "--where", "step < 3"]
     softmax = [*asked, "--kernel", "softmax", "--temperature", 0.5]
@@ -242,6 +223,11 @@ def test_output_of_another_kernel(dualform, address, engine):
     assert told.err == (
         "--where takes slots out of the softmax, so that the weights of the others grow, and subtracts what the "
         "removed ones added to the bias. It is not retraining without them. The status is that of the whole sum.\n"
+    )
+    inexact = dualform(*asked[:-2], "--allow-inexact")
+    assert inexact.err == (
+        "fc: approximate since step 3, error 2.5e-01: the weights were moved by hand. "
+        "Unrecorded change: 0.5 of the distance that training moved the weights.\n"
     )
     alone = dualform(*asked, "--no-initial", "--json")
     assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")
@@ -298,12 +284,6 @@ def test_verify(dualform, address):
     }
 
 
-def test_sql(dualform, address):
-    told = dualform("sql", address, "SELECT 1", "--json").json
-    assert told["columns"] == ["slot", "step", "dataset", "label"]
-    assert told["rows"][2] == {"slot": 2, "step": 1, "dataset": None, "label": None}
-
-
 @pytest.mark.parametrize(
     ("arguments", "shows"),
     [
@@ -344,10 +324,6 @@ def test_a_mask_on_a_table_is_explained(dualform, folder):
 
 
 def test_folder_and_server_print_the_same(dualform, folder):
-    from dualform import open as open_memory
-    from dualform_service.config import ServiceConfig
-    from dualform_service.server import Server
-
     questions = [
         ["topk", "T", "--layer", "0", "--query", "test/3,1", "-k", "4", "--by", "dataset,label", "--where", "step > 0"],
         ["group-sum", "T", "--layer", "2", "--query", "test", "--by", "label", "--abs"],
@@ -366,27 +342,7 @@ def test_folder_and_server_print_the_same(dualform, folder):
             assert here.json == there.json
 
 
-def test_topk_holds_every_column_of_a_slot(dualform, folder):
-    (hit,) = dualform("topk", folder, "--layer", "0", "--query", "test/3", "-k", 1, "--json").json["hits"]
-    said = ["dataset", "label", "sample", "weight"]
-    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "call", *said, "share"]
-
-
-def test_a_mask_that_is_an_output_of_a_folder_tells_its_cancellation(dualform, folder):
-    masked = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "step < 3", "--json").json
-    assert list(masked["cancellation"]) == ["2"]
-    assert masked["cancellation"]["2"] >= 1
-    assert "cancellation" not in dualform("output", folder, "--layer", "2", "--query", "test/1", "--json").json
-
-
-def test_json_is_one_line_of_plain_ascii(dualform, folder):
-    told = dualform("sql", folder, "SELECT 'zweites ü' AS name, 'NaN'::DOUBLE AS n", "--json")
-    assert told.out.isascii()
-    assert json.loads(told.out)["rows"] == [{"name": "zweites ü", "n": "nan"}]
-
-
-@pytest.mark.parametrize("command", ["group-sum", "contributions", "topk"])
-def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path, command):
+def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
@@ -395,11 +351,12 @@ def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path, comman
             optimizer.step()
         recorder.query_set("test", torch.randn(1, 4))
     arguments = (tmp_path / "m", "--layer", "", "--query", "test/0", "--by", "f", "--json")
-    told = dualform(command, *arguments).json
-    found = [hit["group"]["f"] for hit in told["hits"]] if command == "topk" else [own["f"] for own in told["groups"]]
-    assert sorted(found, key=repr) == sorted(["nan", "inf", "-inf", 0.5, None], key=repr)
-    rows = dualform("sql", tmp_path / "m", "SELECT f FROM slots ORDER BY slot", "--json").json["rows"]
-    assert [row["f"] for row in rows] == ["nan", "inf", "-inf", 0.5, None]
+    hits = [own["group"] for own in dualform("topk", *arguments).json["hits"]]
+    for found in (hits, *(dualform(command, *arguments).json["groups"] for command in ("group-sum", "contributions"))):
+        assert sorted((own["f"] for own in found), key=repr) == sorted(["nan", "inf", "-inf", 0.5, None], key=repr)
+    told = dualform("sql", tmp_path / "m", "SELECT f, 'ü' AS name FROM slots ORDER BY slot", "--json")
+    assert [row["f"] for row in told.json["rows"]] == ["nan", "inf", "-inf", 0.5, None]
+    assert told.out.isascii()
 
 
 @pytest.mark.parametrize(
@@ -431,3 +388,100 @@ def test_labels_have_their_names(dualform, tmp_path):
     assert "1 (dog)" in told.out
     assert " 2 (2)" not in told.out
     assert {hit["label"] for hit in dualform(*asked, "--json").json["hits"]} == {0, 1, 2}
+
+
+def test_several_layers_are_asked_one_after_the_other(dualform, folder):
+    """A list, a pattern, and a server answer as each layer does alone."""
+    asked = {
+        "topk": ["--query", "test/3-4", "-k", 2],
+        "group-sum": ["--query", "test", "--by", "label"],
+        "distribution": ["--query", "test/3-4", "--where", "label <> 1"],
+        "contributions": ["--query", "test/2", "--by", "label"],
+        "output": ["--query", "test/1", "--where", "step < 3"],
+    }
+    with open_memory(folder) as memory, Server(memory) as server:
+        for command, options in asked.items():
+            alone = [dualform(command, folder, "--layer", layer, *options, "--json").json for layer in ("2", "0")]
+            wanted = [{"layer": layer, **record} for layer, record in zip(("2", "0"), alone, strict=True)]
+            for target, said, order in ((server.address, "2,[02]", wanted), (folder, "*", wanted[::-1])):
+                assert dualform(command, target, "--layer", said, *options, "--json").json == {"layers": order}, said
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [("0,5", "No layer matches '5'."), ("x*", "No layer matches 'x*'."), ("0,", "--layer '0,' holds an")],
+)
+def test_what_names_no_layer_is_refused(dualform, folder, said, message):
+    told = dualform("topk", folder, "--layer", said, "--query", "test/1", "--json")
+    assert told.code == 2
+    assert told.json["error"]["message"].startswith(message)
+
+
+def test_a_name_that_looks_like_a_pattern_or_a_list_is_a_name():
+    layers = [SimpleNamespace(name=name, views=views) for name, views in (
+        ("up[0]", ()), ("up[1]", ()), ("a,b", ()), ("conv", ("conv.0", "conv.1"))
+    )]  # fmt: skip
+    memory = SimpleNamespace(info=lambda: SimpleNamespace(layers=layers))
+    for name in ("up[0]", "a,b", "conv.1", "unknown"):
+        assert named_layers(memory, name) is None
+    assert named_layers(memory, "up[[]*") == ["up[0]", "up[1]"]
+    assert named_layers(memory, "conv.1,up[1],*p*") == ["conv.1", "up[1]", "up[0]"]
+
+
+def test_a_range_of_queries(dualform, address, engine):
+    for rows, wanted in (("1-3", (1, 2, 3)), ("7,1-2,0", (7, 1, 2, 0))):
+        dualform("topk", address, "--layer", "fc", "--query", f"test/{rows}", "--json")
+        assert next(own for own in engine.asked[::-1] if isinstance(own, TopK)).queries == QuerySetExamples(
+            "test", wanted
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("5-3", "'test/5-3' contains an empty range."),
+        ("5:3-1", "'test/5:3-1' contains an empty range."),
+        ("5:", "'test/5:' does not name an example of a query set: '5:' is not a number."),
+        ("a", "'test/a' does not name an example of a query set: 'a' is not a number."),
+        (f"0-{10**30}", f"'test/0-{10**30}' names more than 1,000,000 queries."),
+    ],
+)
+def test_what_is_no_range_is_refused(dualform, address, rows, message):
+    told = dualform("topk", address, "--layer", "fc", "--query", f"test/{rows}", "--json")
+    assert told.code == 2
+    assert told.json["error"]["message"] == message
+
+
+def test_queries_from_a_file(dualform, address, engine, tmp_path):
+    rows = np.arange(6, dtype=np.float64).reshape(2, 3)
+    np.save(tmp_path / "q.npy", rows)
+    assert dualform("topk", address, "--layer", "fc", "--query", tmp_path / "q.npy", "--json").code == 0
+    assert same(engine.asked[0].queries.rows, rows.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file or directory."),
+        (b"", "is not an .npy file of numbers"),
+        (b"text", "is not an .npy file of numbers"),
+        (np.array([None]), "is not an .npy file of numbers."),
+        (np.array(["a"]), "holds <U1, not real numbers."),
+        (np.array([1j]), "holds complex128, not real numbers."),
+        (np.zeros((1, 2, 3)), "queries must be float32[n, d] or float32[d]"),
+        (np.zeros((0, 3)), "queries must have at least one row."),
+        (np.array([np.nan]), "Query 0 contains NaN or infinity."),
+        (np.array([1e300]), "Query 0 contains NaN or infinity."),
+    ],
+    ids=["missing", "empty", "text", "objects", "strings", "complex", "three dimensions", "no row", "nan", "too large"],
+)
+def test_a_query_file_that_cannot_be_asked_with(dualform, tmp_path, content, says):
+    file = tmp_path / "q.npy"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        np.save(file, content, allow_pickle=True)
+    told = dualform("topk", "127.0.0.1:1", "--layer", "fc", "--query", file, "--json")
+    assert told.code == 2
+    assert told.json["error"]["code"] == "bad_input"
+    assert says in told.json["error"]["message"]

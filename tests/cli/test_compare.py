@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import dualform as dual
-from dualform_client.cli import ask
 from dualform_service.server import Server
 from tests.record.sampled_training import scripted
 
@@ -60,61 +59,23 @@ def test_samples_are_matched_whatever_their_slots(dualform, runs):
     assert told["score"] == "dot"
 
 
-def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
-    seen, best = [], ask._best
-
-    def watched(memory, *arguments):
-        seen.append(memory._budget)
-        return best(memory, *arguments)
-
-    monkeypatch.setattr(ask, "_best", watched)
-    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "-k", "3", "--ram", "1 GB")
-    assert told.code == 0
-    assert seen[0] is seen[1]
-    assert 0 < seen[0].most_bytes <= 850_000_000
-    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--ram", "50 MB", "--json")
-    assert told.code == 2
-    assert "--ram 50 MB is too small" in told.json["error"]["message"]
-
-
-def test_the_table_over_a_folder_and_a_server(dualform, runs):
-    with dual.open(runs[1]) as memory, Server(memory) as server:
-        told = dualform("compare", runs[0], server.address, "--layer", "0", "--query", "test/1", "-k", "3")
-    assert told.code == 0
-    assert "samples in both: " in told.out
-    assert "rank in A" in told.out
-
-
-def test_without_samples_they_cannot_be_matched(dualform, runs, tmp_path):
-    without = record(tmp_path / "c", 3, sample=False)
-    told = dualform("compare", runs[0], without, "--layer", "0", "--query", "test/1", "--json")
-    assert told.code == 2
-    assert "of the second memory has no sample." in told.json["error"]["message"]
-
-
-def test_another_query_set_of_the_same_name_is_refused(dualform, runs, tmp_path):
-    other = record(tmp_path / "d", 1, labels=(2, 1, 0))
-    told = dualform("compare", runs[0], other, "--layer", "0", "--query", "test/1", "--json")
-    assert told.code == 2
-    assert told.json["error"]["message"].startswith("The query set 'test' has other labels in the second memory")
-
-
-@pytest.mark.parametrize(("dataset", "said"), [(None, "slots without one"), ("other", "other")])
-def test_memories_without_a_dataset_in_common_are_refused(dualform, runs, tmp_path, dataset, said):
-    """Their samples would all be told apart by a name alone."""
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"seed": 3, "sample": False}, "of the second memory has no sample."),
+        ({"seed": 1, "labels": (2, 1, 0)}, "The query set 'test' has other labels in the second memory"),
+        # Their samples would all be told apart by a name alone.
+        ({"seed": 1, "dataset": None}, "no dataset in common: the first has mine, the second slots without one."),
+        ({"seed": 1, "dataset": "other"}, "no dataset in common: the first has mine, the second other."),
+    ],
+    ids=["no samples", "other labels", "no dataset", "other dataset"],
+)
+def test_memories_that_cannot_be_matched_are_refused(dualform, runs, tmp_path, other, says):
     told = dualform(
-        "compare", runs[0], record(tmp_path / "e", 1, dataset=dataset), "--layer", "0", "--query", "test/1", "--json"
+        "compare", runs[0], record(tmp_path / "other", **other), "--layer", "0", "--query", "test/1", "--json"
     )
     assert told.code == 2
-    assert told.json["error"]["message"] == (
-        f"The memories have no dataset in common: the first has mine, the second {said}."
-    )
-
-
-def test_memories_without_any_dataset_are_compared(dualform, tmp_path):
-    paths = [record(tmp_path / name, 1, dataset=None) for name in "ab"]
-    told = dualform("compare", *paths, "--layer", "0", "--query", "test/1", "-k", "3", "--json").json
-    assert [own["shared"] for own in told["queries"]] == [len(told["queries"][0]["samples"])]
+    assert says in told.json["error"]["message"]
 
 
 def test_the_share_that_an_answer_stands_on_is_said_of_either_memory(dualform, runs, tmp_path, monkeypatch):
@@ -142,3 +103,8 @@ def test_a_bound_on_memory_is_that_of_the_folder_among_the_two(dualform, runs):
         assert dualform("compare", runs[0], server.address, *asked, "--ram", "2 GB").json["queries"] == expected
         told = dualform("compare", server.address, server.address, *asked, "--ram", "2 GB")
         assert "limits this process" in told.json["error"]["message"]
+        told = dualform("compare", runs[0], server.address, *asked[:-1])
+        assert "samples in both: " in told.out
+        assert "rank in A" in told.out
+    told = dualform("compare", *runs, *asked, "--ram", "50 MB")
+    assert "--ram 50 MB is too small" in told.json["error"]["message"]

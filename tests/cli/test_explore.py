@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +15,10 @@ import urllib.request
 
 import pytest
 from PIL import Image
+
+from dualform import open as open_memory
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
 
 
 def test_it_says_its_address_and_ends_with_ctrl_c(folder):
@@ -58,71 +61,40 @@ def test_an_address_that_is_taken_is_refused(dualform, folder, command):
     assert f"Nothing can listen at {address}" in told.err
 
 
-def test_a_folder_that_is_no_memory_is_refused_at_once(dualform, tmp_path):
-    assert "There is no folder" in dualform("explore", tmp_path / "none").err
-    assert "A TARGET is given twice." in dualform("explore", tmp_path, tmp_path).err
-
-
-@pytest.mark.parametrize("options", [["explore"], ["serve", "--explore", "127.0.0.1:0"]], ids=" ".join)
-def test_without_its_extra_the_command_names_it(folder, options):
-    code = """
-import sys
-sys.modules["starlette"] = None
-from dualform_client.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-    told = subprocess.run([sys.executable, "-c", code, *options, str(folder)], capture_output=True, text=True)
-    assert told.returncode == 1
+def test_without_its_extra_the_command_names_it(folder):
+    code = "import sys; sys.modules['starlette'] = None; from dualform_client.cli import main; main(sys.argv[1:])"
+    told = subprocess.run([sys.executable, "-c", code, "explore", str(folder)], capture_output=True, text=True)
     assert "the extra [explore] brings it" in told.stderr
     assert "Traceback" not in told.stderr
 
 
-def test_predictions_are_exported_to_one_file(dualform, folder, tmp_path):
-    out = tmp_path / "page.html"
-    told = dualform("explore", folder, "--export", out, "--item", "test/0", "--without", "label:1", "--json")
-    assert told.code == 0
-    assert told.json == {
-        "out": str(out),
-        "bytes": out.stat().st_size,
-        "items": ["test/0"],
-        "without": ["label 1"],
-        "failed": 0,
-    }
-    assert f"<title>{folder.name} · dualform</title>" in out.read_text()
-    assert list(tmp_path.iterdir()) == [out]
-
-
-def test_a_file_that_is_there_is_replaced_only_when_told_to(dualform, folder, tmp_path):
+def test_predictions_are_exported_to_one_file_that_is_replaced_only_by_force(dualform, folder, tmp_path):
+    """From a server as from its folder."""
     out = tmp_path / "page.html"
     out.write_text("mine")
-    told = dualform("explore", folder, "--export", out, "--item", "test/0")
-    assert told.code == 1
-    assert told.err == f"error: {out} exists.\nhint: Replace it with --force, or give another --export.\n"
-    assert out.read_text() == "mine"
-    told = dualform("explore", folder, "--export", out, "--item", "test/0", "--force")
-    assert told.code == 0
-    assert told.out.startswith(f"{out}: test/0")
-    assert told.out.endswith(" MiB\n")
-    assert out.read_text().startswith("<!doctype html>")
-
-
-def test_a_server_elsewhere_is_exported_alike(dualform, folder, tmp_path):
-    import dualform as library
-    from dualform_service.config import ServiceConfig
-    from dualform_service.server import Server
-
-    here, there = tmp_path / "here.html", tmp_path / "there.html"
-    assert dualform("explore", folder, "--export", here, "--item", "test/1").code == 0
-    with library.open(folder) as engine, Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
-        assert dualform("explore", server.address, "--export", there, "--item", "test/1").code == 0
-        texts = [file.read_text().replace(server.address, folder.name) for file in (here, there)]
+    asked = ("explore", folder, "--export", out, "--item", "test/0", "--without", "label:1")
+    told = dualform(*asked)
+    hint = "hint: Replace it with --force, or give another --export."
+    assert (told.code, told.err, out.read_text()) == (1, f"error: {out} exists.\n{hint}\n", "mine")
+    told = dualform(*asked, "--force", "--json").json
+    size = out.stat().st_size
+    assert told == {"out": str(out), "bytes": size, "items": ["test/0"], "without": ["label 1"], "failed": 0}
+    assert list(tmp_path.iterdir()) == [out]
+    here = out.read_text()
+    assert here.startswith("<!doctype html>")
+    assert f"<title>{folder.name} · dualform</title>" in here
+    with open_memory(folder) as engine, Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
+        told = dualform("explore", server.address, *asked[2:], "--force")
+        there = out.read_text().replace(server.address, folder.name)
+    assert (told.code, told.out.startswith(f"{out}: test/0"), told.out.endswith(" MiB\n")) == (0, True, True)
     took = r"<dt>answered</dt><dd>in <data [^>]*>[^<]*</data>"
-    assert re.sub(took, "", texts[0]) == re.sub(took, "", texts[1])
+    assert re.sub(took, "", here) == re.sub(took, "", there)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["{}", "--export", "{}/page.html"], "--export takes one TARGET."),
         (["--item", "test/0"], "Without --export FILE there can be no --item."),
         (["--export", "{}/page.html", "--item", "test/999999"], "The query set test has no example '999999'"),
         (["--export", "{}/page.html", "--without", "dataset:none"], "There is no dataset 'none'."),
@@ -133,12 +105,6 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(dualform, folder,
     assert told.code == 2
     assert message in told.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_memory_is_exported_at_a_time(dualform, folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "other")
-    told = dualform("explore", folder, tmp_path / "other", "--export", tmp_path / "page.html")
-    assert (told.code, "--export takes one TARGET." in told.err) == (2, True)
 
 
 PICTURES = """
@@ -175,9 +141,8 @@ def pictures(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("named", ["own_pictures:picture", "own_finds.py:picture"])
-def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform, folder, pictures, named):
-    told = dualform("explore", folder, "--export", "page.html", "--item", "test/0", "--preview", named)
+def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform, folder, pictures):
+    told = dualform("explore", folder, "--export", "page.html", "--item", "test/0", "--preview", "own_finds.py:picture")
     assert (told.code, told.err) == (0, "")
     page = (pictures / "page.html").read_text()
     # Pillow is the oracle: a picture of one number all over, which is the sample's.

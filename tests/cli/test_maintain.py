@@ -14,20 +14,11 @@ from tests.deletion.test_rewrite import write
 from tests.store.small_memory import batches_of
 
 
-def test_check_needs_the_folder(dualform):
-    told = dualform("check", "127.0.0.1:1", "--json")
-    assert told.json["error"]["message"] == "127.0.0.1:1 is a server, and this command needs the memory's folder."
-
-
-def test_check_finds_nothing_wrong(dualform, folder):
-    assert dualform("check", folder) == (0, "no problems\n", "")
-    assert dualform("check", folder, "--json").json == {"problems": [], "cut_off": ""}
-
-
 def test_a_recording_that_was_cut_off_is_said_to_be_so_and_is_sound(dualform, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "run")
     manifest = Manifest.read(copy)
     replace(manifest, recording=True).write(copy)
+    assert dualform("check", folder) == (0, "no problems\n", "")
     steps = dualform("info", folder, "--json").json["steps"]
     sentence = f"the recording was cut off after step {steps - 1}, or still runs."
     assert dualform("check", copy) == (0, f"{sentence}\nno problems\n", "")
@@ -72,16 +63,10 @@ def test_it_says_what_it_does_before_it_does_it(dualform, tmp_path, monkeypatch)
     assert done.json["samples"] == gone > 0
     assert done.json["summed"] == ["layer-0", "layer-1"]
     assert len(library.open(tmp_path / "run").keys("layer-1")) == before - gone
+    assert "were deleted; what they brought stands as one sum" in dualform("info", tmp_path / "run").out
     again = dualform("delete", tmp_path / "run", "--where", "sample = 3", "--yes", "--json")
     assert again.code == 2
     assert again.json["error"]["code"] == "empty_mask"
-
-
-def test_what_stands_beside_the_slots_is_said(dualform, tmp_path):
-    write(tmp_path / "run", batches_of([6, 6]))
-    library.delete(tmp_path / "run", "sample = 3")
-    shown = dualform("info", tmp_path / "run")
-    assert "were deleted; what they brought stands as one sum" in shown.out
 
 
 TRAINING = """

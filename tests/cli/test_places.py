@@ -24,7 +24,6 @@ def places(tmp_path):
         "in a file": tmp_path / "file" / "x",
         "a device": DEVICE,
         "nothing": "",
-        "no place for files": "/proc/x",
     }
 
 
@@ -36,12 +35,9 @@ def places(tmp_path):
         ("in a file", "file is a file."),
         ("a device", "/dev/null is not a regular file."),
         ("nothing", ". is not a regular file."),
-        ("no place for files", "/proc/x cannot be written: "),
     ],
 )
 def test_weights_are_not_written_where_they_cannot_be(dualform, folder, places, place, says):
-    if place == "no place for files" and not Path("/proc/self").exists():
-        pytest.skip("this system has no /proc")
     told = dualform("weights", folder, "--out", places[place], "--force", "--json")
     error = told.json["error"]
     assert told.err == ""
@@ -50,11 +46,6 @@ def test_weights_are_not_written_where_they_cannot_be(dualform, folder, places, 
     assert (places["folder"].parent / "file").read_text() == "not to be lost"
     assert [*places["folder"].iterdir()] == []
     assert DEVICE.is_char_device()
-
-
-def test_weights_say_where_before_they_are_computed(dualform, address, engine, tmp_path):
-    assert dualform("weights", address, "--out", tmp_path / "missing" / "x").code == 1
-    assert engine.asked == []
 
 
 COMMANDS = {
@@ -66,7 +57,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("place", ["in a file", "folder", "no place for files"])
+@pytest.mark.parametrize("place", ["in a file", "folder"])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_what_writes_says_where_it_cannot(dualform, folder, places, place, command, tmp_path):
     if place == "folder" and command[0] in ("demo", "study"):
@@ -87,8 +78,14 @@ CONTENTS = [b"", b"null", b"[1,2]", bytes(range(256))]
 EMPTIED = ["memory.json", "shard-00000/slots.duckdb", "weights/initial.safetensors", "probes/test/labels.npy"]
 
 
-@pytest.mark.parametrize("command", [["info"], ["check"], ["copy"], ["verify"], ASKED], ids=lambda words: words[0])
-@pytest.mark.parametrize("place", range(len(EMPTIED)))
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        (command, place)
+        for number, command in enumerate([["info"], ["check"], ["copy"], ["verify"], ASKED])
+        for place in (number % 4, (number + 2) % 4)
+    ],
+)
 def test_a_file_of_a_memory_that_holds_something_else_is_damage(dualform, folder, tmp_path, place, command):
     name, content = EMPTIED[place], CONTENTS[(place + len(command[0])) % len(CONTENTS)]
     shutil.copytree(folder, tmp_path / "run")
@@ -117,15 +114,8 @@ run()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "numpy", "dualform_client.cli.main", "dualform_client.cli.inspection"])
+@pytest.mark.parametrize("module", ["click", "dualform_client.cli.inspection"])
 def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(module):
     command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING, module]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (told.returncode, told.stdout, told.stderr.strip()) == (INTERRUPTED, "", "error: Interrupted.")
-
-
-def test_the_command_that_is_installed_begins_there():
-    import tomllib
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["scripts"]["dualform"] == "dualform_client.command:run"

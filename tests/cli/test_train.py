@@ -18,10 +18,6 @@ TABLE = {"name": "accuracy", "caption": "Test accuracy.", "columns": ["mnist"], 
 REPORT = {"study": "it", "tables": [TABLE], "tops": [1, 2], "missing": float("nan")}
 
 
-def without_progress(calls):
-    return [(name, replace(assignment, progress=None)) for name, assignment in calls]
-
-
 def test_demo(dualform, monkeypatch, tmp_path, capfd):
     calls = []
     monkeypatch.setattr(dualform_studies.demo, "run_demo", lambda *given: calls.append(given) or REPORT)
@@ -41,7 +37,17 @@ def test_study(dualform, monkeypatch, tmp_path):
     told = dualform("study", "continual", "--data", "d", "--out", tmp_path, "--steps", 5, "--seed", 3)
     assert told.out.split()[:3] == ["Test", "accuracy.", "mnist"]
     assert "0.5" in told.out
-    assert without_progress(calls) == [("continual", Assignment(tmp_path, Path("d"), steps=5, seed=3))]
+    options = ("--preset", "paper", "--prompt", "a fox", "--prompt", "a crow", "--rerun", "--dry-run", "--runs", 2)
+    dualform("study", "aesop", "--out", tmp_path, *options)
+    assert [(name, replace(assignment, progress=None)) for name, assignment in calls] == [
+        ("continual", Assignment(tmp_path, Path("d"), steps=5, seed=3)),
+        ("aesop", Assignment(tmp_path, runs=2, preset="paper", prompts=("a fox", "a crow"), rerun=True, dry_run=True)),
+    ]
+
+
+def test_an_option_of_another_study_is_refused(dualform, tmp_path):
+    told = dualform("study", "continual", "--out", tmp_path, "--prompt", "a fox", "--json")
+    assert (told.code, told.json["error"]["message"]) == (2, "The study continual does not take --prompt.")
 
 
 def test_long_tables_are_cut_where_they_are_printed_and_whole_in_json(dualform, monkeypatch, tmp_path):
@@ -52,27 +58,6 @@ def test_long_tables_are_cut_where_they_are_printed_and_whole_in_json(dualform, 
     assert "row-23-" in printed
     assert "row-24-" not in printed
     assert len(dualform("study", "continual", "--out", tmp_path, "--json").json["tables"][0]["rows"]) == 100
-
-
-def test_what_only_some_studies_take(dualform, monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: calls.append(given) or REPORT)
-    options = ("--preset", "paper", "--prompt", "a fox", "--prompt", "a crow", "--rerun", "--dry-run", "--runs", 2)
-    dualform("study", "aesop", "--out", tmp_path, *options)
-    expected = Assignment(tmp_path, runs=2, preset="paper", prompts=("a fox", "a crow"), rerun=True, dry_run=True)
-    assert without_progress(calls) == [("aesop", expected)]
-
-
-def test_an_option_of_another_study_is_refused(dualform, tmp_path):
-    told = dualform("study", "continual", "--out", tmp_path, "--prompt", "a fox", "--json")
-    assert told.code == 2
-    assert told.json["error"]["message"] == "The study continual does not take --prompt."
-
-
-def test_a_study_that_is_none(dualform, tmp_path):
-    told = dualform("study", "nix", "--out", tmp_path, "--json")
-    assert told.code == 2
-    assert "Studies: " in told.json["error"]["hint"]
 
 
 @pytest.mark.parametrize("arguments", [("demo",), ("study", "continual")], ids=["demo", "study"])

@@ -29,14 +29,11 @@ def test_weights_are_those_of_the_engine(dualform, folder, tmp_path):
     assert told["unrecorded_change"] == {"0": 0.0, "2": 0.0}
     assert told["not_recorded"] == []
     assert list(tmp_path.iterdir()) == [out], "nothing temporary is left"
-
-
-def test_a_mask_may_be_of_one_space(dualform, folder, tmp_path):
-    files = [tmp_path / "all.safetensors", tmp_path / "by-space.safetensors"]
-    assert dualform("weights", folder, "--where", "step < 3", "--out", files[0]).code == 0
-    assert dualform("weights", folder, "--where-space", "sample", "step < 3", "--out", files[1]).code == 0
-    one, other = map(load_file, files)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    told = dualform("weights", folder, "--where-space", "sample", "step < 3", "--at-step", 5, "--out", out, "--force")
+    assert "It is not retraining without them" in told.err
+    by_space = load_file(out)
+    assert all(torch.equal(by_space[name], expected[name]) for name in expected)
+    assert dualform("weights", folder, "--out", out, "--force").err == ""
 
 
 @pytest.mark.parametrize(
@@ -55,12 +52,6 @@ def test_masks_that_do_not_go_together(dualform, folder, tmp_path, masks, says):
     told = dualform("weights", folder, *masks, "--out", tmp_path / "w.safetensors", "--json")
     assert told.code == 2
     assert says in told.json["error"]["message"]
-
-
-def test_weights_say_what_an_ablation_means(dualform, folder, tmp_path):
-    told = dualform("weights", folder, "--where", "step < 3", "--out", tmp_path / "w.safetensors")
-    assert "It is not retraining without them" in told.err
-    assert dualform("weights", folder, "--out", tmp_path / "all.safetensors").err == ""
 
 
 def test_a_file_is_replaced_only_by_force(dualform, folder, tmp_path):

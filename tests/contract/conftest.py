@@ -12,15 +12,14 @@ import dualform
 from dualform_client import AsyncClient, Client
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.contract.recorded import record
 
 Ask = Callable[..., Any]
 """Asks a method by its name, with arguments."""
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("contract") / "run")
+def run(small_run: Path) -> Path:
+    return small_run
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,13 @@ import torch
 
 import dualform
 from dualform.errors import BadInput
-from tests.contract.recorded import WIDTH, record
+from tests.contract.recorded import WIDTH
 from tests.wire.values import same
 
 
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory):
-    with dualform.open(record(tmp_path_factory.mktemp("given") / "run")) as opened:
-        yield opened
+@pytest.fixture
+def memory(engine):
+    return engine
 
 
 @pytest.fixture

@@ -138,6 +138,20 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
+    "sums in no layer": (("group_sum", "nix", WIDE, "label"), errors.NotFound, "layer"),
+    "an output of no layer": (("output", "nix", WIDE), errors.NotFound, "layer"),
+    "contributions in no layer": (("contributions", "nix", WIDE, "label"), errors.NotFound, "layer"),
+    "a placebo in no layer": (("placebo", "nix", WIDE, "step < 2"), errors.NotFound, "layer"),
+    "a distribution in no layer": (("distribution", "nix", WIDE), errors.NotFound, "layer"),
+    "queries of no layer": (("query_set", "test", "nix"), errors.NotFound, "layer"),
+    "a placebo without a mask": (("placebo", "2", "test"), errors.BadInput, "where"),
+    "a placebo that leaves out nothing": (("placebo", "2", "test", "step >= 0"), errors.BadInput, "where"),
+    "a placebo of no set": (("placebo", "2", "test", "step > 1", 0), errors.BadInput, "n"),
+    "one hit of a column that there is not": (
+        ("ask", TopK("2", Vectors(NARROW), distinct=("nix",))),
+        errors.NotFound,
+        "distinct",
+    ),
     "a number that SQL would round": (("sql", "SELECT 18446744073709551615::UBIGINT"), errors.BadInput, "statement"),
     "unknown layer": (("topk", "nix", WIDE), errors.NotFound, "layer"),
     "unknown column": (("topk", "0", WIDE, 3, "labl = 1"), errors.NotFound, "where"),

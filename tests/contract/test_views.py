@@ -1,5 +1,7 @@
 """Views are asked alike in process, over gRPC and from the command line."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -31,15 +33,9 @@ def engine(tmp_path_factory):
         yield engine
 
 
-@pytest.fixture(scope="module")
-def server(engine):
-    with Server(engine) as server:
-        yield server
-
-
-def test_a_client_gets_the_engines_answers(engine, server):
+def test_a_client_and_the_command_line_get_the_engines_answers(engine, capfd):
     own = engine.keys("0.2", [4])
-    with Client(server.address) as client:
+    with Server(engine) as server, Client(server.address) as client:
         assert client.info() == engine.info()
         assert client.info().layers[0].views == ("0.0", "0.1", "0.2", "0.3")
         assert client.topk("0.2", own, k=3).flat_scores.tobytes() == engine.topk("0.2", own, k=3).flat_scores.tobytes()
@@ -52,14 +48,8 @@ def test_a_client_gets_the_engines_answers(engine, server):
             client.topk("0", "test")
         with pytest.raises(NotFound, match=r"There is no layer '0\.4'\. Layers: 0 \(0\.0 … 0\.3\)"):
             client.topk("0.4", "test")
-
-
-def test_the_command_line(engine, server, capfd):
-    for target in (str(engine.path), server.address):
-        assert main(["info", target]) == 0
-        assert "0 (0.0 … 0.3)" in capfd.readouterr().out
-        assert main(["topk", target, "--layer", "0.2", "--query", "test/1", "--json"]) == 0
-        assert '"space": "patch"' in capfd.readouterr().out
-        assert main(["verify", target]) == 0
-        assert main(["topk", target, "--layer", "0", "--query", "test/1"]) != 0
-        assert "Layer '0' has 4 groups of channels, which are queried one at a time." in capfd.readouterr().err
+        for target in (str(engine.path), server.address):
+            assert main(["info", target]) == 0
+            assert "0 (0.0 … 0.3)" in capfd.readouterr().out
+            assert main(["topk", target, "--layer", "0", "--query", "test/1"]) != 0
+            assert "Layer '0' has 4 groups of channels, which are queried one at a time." in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""The sources build an archive and a wheel that are whole, under the version that git's tags say."""
+"""The sources build an archive and a wheel that are whole, under the version of git's tags; CITATION.cff cites."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.packaging.contents import ROOMS, ROOT, faults
 
@@ -85,3 +86,15 @@ def test_what_is_missing_and_what_is_too_much_is_named(tmp_path):
     found = faults(wheel)
     assert {"tests/test_a.py is too much", "dualform/kernels/codes.c is too much"} <= set(found)
     assert {"the compiled loops are missing", "the licence is missing", "dualform/py.typed is missing"} <= set(found)
+
+
+def test_the_citation_is_whole():
+    said = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert said["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "type", "license"} <= said.keys()
+    assert said["authors"] == [{"name": "The dualform developers"}]
+    (paper,) = said["references"]
+    assert [person["family-names"] for person in paper["authors"]] == ["Irie", "Csordás", "Schmidhuber"]
+    assert paper["title"].startswith("The Dual Form of Neural Networks Revisited")
+    assert (paper["type"], paper["year"], paper["volume"]) == ("conference-paper", 2022, 162)
+    assert paper["url"] in (ROOT / "README.md").read_text(encoding="utf-8")

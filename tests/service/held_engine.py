@@ -23,8 +23,6 @@ from dualform_service.scheduling import Asker as Who, Deadline, Lanes
 from dualform_service.server import Server
 
 ONE = Who("one")
-ASKED_ALONE = 1
-"""The first of a crowd finds no scan under way and is asked at once."""
 
 
 class Held:

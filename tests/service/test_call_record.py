@@ -1,4 +1,4 @@
-"""A line of JSON and a span for each call, whose writing holds nothing up."""
+"""A line of JSON and a span for each call, whose writing holds nothing up; and the id that both have of its request."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from dualform.errors import NotFound, Unauthenticated
+from dualform.errors import DualformError, NotFound, TimedOut, Unauthenticated
 from dualform.questions import TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import call_of
+from dualform_proto.metadata import REQUEST_ID
 from dualform_service.call_record import NAME, JsonLog, Traces
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.contract.recorded import record
 from tests.service.held_engine import outcomes, until
 
 WITH_SQL = ServiceConfig("127.0.0.1:0", sql=True)
@@ -52,7 +52,7 @@ def logged(tmp_path):
 
 
 def test_each_call_has_a_line_with_what_its_caller_knows_of_it(engine, tmp_path):
-    question = TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2)
+    question = TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2, where="label = 'mine'")
     sent = len(call_of(question).encode_question(question).SerializeToString())
     with logged(tmp_path) as (log, lines), Server(engine, WITH_SQL, log) as server, Client(server.address) as client:
         client.ask(question)
@@ -63,7 +63,7 @@ def test_each_call_has_a_line_with_what_its_caller_knows_of_it(engine, tmp_path)
             (answer,) = [channel.unary_unary("/dualform.v1.Memory/Info")(b"", metadata=[("x-request-id", "mine")])]
         engine.hold.clear()
         with Client(server.address, timeout=0.3) as hasty, pytest.raises(TimeoutError):
-            hasty.sql("SELECT 1")
+            hasty.sql("SELECT 'my question'")
     assert [list(line) for line in lines] == [FIELDS] * 5
     by_method = [(line["method"], line["layer"], line["outcome"]) for line in lines]
     assert by_method == [
@@ -83,21 +83,9 @@ def test_each_call_has_a_line_with_what_its_caller_knows_of_it(engine, tmp_path)
         assert re.fullmatch(r"ipv4:127\.0\.0\.1:\d+", line["peer"])
         assert line["working"] >= 0
         assert line["waiting"] >= 0
-    # The statement was worked on until its caller had enough of it.
+    # The statement was worked on until its caller had enough of it, and no line has what was asked.
     assert lines[4]["working"] > 0.1
-
-
-def test_no_line_has_a_secret_or_what_was_asked(engine, tmp_path):
-    config = ServiceConfig("127.0.0.1:0", token="right-token", sql=True)
-    with logged(tmp_path) as (log, lines), Server(engine, config, log) as server:
-        with Client(server.address, token="right-token") as client:
-            client.sql("SELECT 'my question'")
-            client.topk("fc", "my query set", where="label = 'mine'")
-        with Client(server.address, token="wrong-token") as client, pytest.raises(Unauthenticated):
-            client.info()
-    assert [line["outcome"] for line in lines] == ["ok", "ok", "unauthenticated"]
-    said = (tmp_path / "log").read_text()
-    assert not [word for word in ("right-token", "wrong-token", "my question", "my query set", "label") if word in said]
+    assert not [word for word in ("my question", "label", "SELECT") if word in (tmp_path / "log").read_text()]
 
 
 def test_names_that_callers_make_up_stay_on_their_line(engine, tmp_path):
@@ -163,21 +151,12 @@ class Unsayable:
         raise ZeroDivisionError("in the midst of it")
 
 
-class Faulty(logging.Formatter):
-    def formatException(self, of) -> str:
-        raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(
-    ("message", "arguments"), [("%d of %d", ("x", 2)), ("%s", (Unsayable(),)), (Unsayable(), ()), ("failed", ())]
-)
-def test_a_line_that_cannot_be_formatted_fails_nobody_and_says_where_it_is(tmp_path, message, arguments):
-    raised = (KeyError, KeyError("x"), None) if message == "failed" else None
+def test_a_line_that_cannot_be_formatted_fails_nobody_and_says_where_it_is(tmp_path):
     with logged(tmp_path) as (log, lines):
-        log.setFormatter(Faulty())
-        log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 17, message, arguments, raised))
-        log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 18, "whole", (), None))
-    assert [line["message"] for line in lines] == ["store.py:17 logged a message that cannot be written", "whole"]
+        for line, message, arguments in ((17, "%d of %d", ("x", 2)), (18, "%s", (Unsayable(),)), (19, "whole", ())):
+            log.handle(logging.LogRecord("x", logging.ERROR, "store.py", line, message, arguments, None))
+    wrong = "logged a message that cannot be written"
+    assert [line["message"] for line in lines] == [f"store.py:17 {wrong}", f"store.py:18 {wrong}", "whole"]
 
 
 INFO = "/dualform.v1.Memory/Info"
@@ -231,8 +210,8 @@ def test_it_is_part_of_the_callers_trace_if_that_is_one(engine, spans, said, tak
     assert (own.parent is not None and format(own.parent.span_id, "016x") == SPAN) == taken
 
 
-def test_spans_reach_a_collector_by_otlp(tmp_path, monkeypatch):
-    folder, found = record(tmp_path / "run"), []
+def test_spans_reach_a_collector_by_otlp(small_run, monkeypatch):
+    found = []
 
     def export(request, context):
         for part in request.resource_spans:
@@ -251,7 +230,7 @@ def test_spans_reach_a_collector_by_otlp(tmp_path, monkeypatch):
     port = collector.add_insecure_port("127.0.0.1:0")
     collector.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    command = [sys.executable, "-m", "dualform_client.cli", "serve", str(folder), "--address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "dualform_client.cli", "serve", str(small_run), "--address", "127.0.0.1:0"]
     process = subprocess.Popen([*command, "--tracing", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         with Client(json.loads(process.stdout.readline())["address"]) as client:
@@ -266,7 +245,59 @@ def test_spans_reach_a_collector_by_otlp(tmp_path, monkeypatch):
     assert sorted(found) == [("dualform", "dualform.v1.Memory/Info"), ("dualform", "work")]
 
 
-def test_a_server_without_traces_loads_none():
-    code = "import sys, dualform_service.server; print([name for name in sys.modules if 'opentelemetry' in name])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+CHECK = "/grpc.health.v1.Health/Check"
+MADE = re.compile(r"[0-9a-f]{16}")
+
+
+def told(server: Server, metadata=(), method: str = INFO, message: bytes = b"") -> list[str]:
+    """The ids of the metadata behind an answer or a refusal."""
+    with grpc.insecure_channel(server.address) as channel:
+        ask = channel.unary_unary(method)
+        try:
+            _, ended = ask.with_call(message, metadata=metadata, timeout=60)
+        except grpc.RpcError as error:
+            ended = error
+        return [value for key, value in ended.trailing_metadata() if key == REQUEST_ID]
+
+
+@pytest.mark.parametrize(
+    ("own", "method", "message"),
+    [("a", INFO, b""), ("A.b_c-9", INFO, b"\xff"), ("x" * 64, CHECK, b""), ("a", CHECK, b"\xff")],
+)
+def test_the_callers_own_comes_back_behind_answers_and_refusals(server, own, method, message):
+    assert told(server, ((REQUEST_ID, own),), method, message) == [own]
+
+
+@pytest.mark.parametrize("own", [None, "", "x" * 65, "a b", 'a"b', "a,b", "a/../b", "{}"])
+def test_one_is_made_where_there_is_none_that_a_log_could_hold(server, own):
+    first, second = (told(server, () if own is None else ((REQUEST_ID, own),)) for _ in range(2))
+    assert len(first) == len(second) == 1
+    assert MADE.fullmatch(first[0])
+    assert MADE.fullmatch(second[0])
+    assert first != second
+
+
+def test_who_is_refused_for_a_token_is_told_it_too(engine):
+    with Server(engine, ServiceConfig("127.0.0.1:0", token="right")) as server:
+        assert told(server, ((REQUEST_ID, "mine"),)) == ["mine"]
+        with Client(server.address) as client, pytest.raises(Unauthenticated) as caught:
+            client.info()
+    assert MADE.fullmatch(caught.value.request_id)
+
+
+def test_an_unforeseen_error_and_the_log_name_the_same(engine, client, caplog):
+    engine.error = KeyError("/secret/place")
+    with pytest.raises(DualformError, match=r"^The server failed on this question\. ") as caught:
+        client.info()
+    own = caught.value.request_id
+    assert MADE.fullmatch(own)
+    assert caught.value.hint == f"The server's log says why, under the request {own}."
+    assert f"Info failed, request {own}" in caplog.text
+    assert "/secret/place" in caplog.text
+
+
+def test_a_deadline_that_passes_at_the_callers_has_the_id_that_was_sent(engine, server):
+    engine.hold.clear()
+    with Client(server.address, timeout=0.2) as client, pytest.raises(TimedOut) as caught:
+        client.topk("fc", "test")
+    assert MADE.fullmatch(caught.value.request_id)

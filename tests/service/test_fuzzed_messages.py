@@ -133,7 +133,7 @@ def mutated(rng: random.Random, messages: list[bytes]) -> bytes:
 @pytest.mark.soak
 @pytest.mark.parametrize("call", CALLS.values(), ids=[call.method for call in CALLS.values()])
 def test_mutated_messages_are_answered_or_refused_by_codes_of_ours(server, call):
-    rng, count = random.Random(f"{SEED} {call.method}"), rounds(100, 10_000)
+    rng, count = random.Random(f"{SEED} {call.method}"), rounds(40, 10_000)
     own = [CALLS[type(one)].encode_question(one).SerializeToString() for one in QUESTIONS if CALLS[type(one)] is call]
     every = [CALLS[type(one)].encode_question(one).SerializeToString() for one in QUESTIONS]
     codes, told = Counter[grpc.StatusCode](), list[str]()
@@ -159,7 +159,7 @@ def test_mutated_messages_are_answered_or_refused_by_codes_of_ours(server, call)
 
 @pytest.mark.soak
 def test_bytes_that_are_no_http_are_shut_out(server):
-    rng, count = random.Random(SEED), rounds(50, 2_000)
+    rng, count = random.Random(SEED), rounds(20, 2_000)
     host, _, port = server.address.rpartition(":")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     before = resident_bytes()

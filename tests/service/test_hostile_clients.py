@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -21,9 +23,7 @@ from dualform_client.connection import is_serving
 from dualform_proto.calls import CALLS
 from dualform_service import handlers, standard_services
 from dualform_service.config import ServiceConfig
-from dualform_service.gate import WRONG
 from dualform_service.limits import shut
-from dualform_service.scheduling import Asker
 from dualform_service.server import Server
 from dualform_service.standard_services import OWN_WATCHES
 from tests.reliability import report, rounds
@@ -141,15 +141,6 @@ def test_of_calls_without_a_message_those_of_the_connection_with_the_most_give_w
         until(lambda: outcomes(server, "TopK") == {"timed_out": 1, "overloaded": 1})
 
 
-def test_bytes_of_questions_that_are_held_are_bounded(engine):
-    engine.hold.clear()
-    with Server(engine) as server, Client(server.address) as client:
-        assert server._handlers._messages.take_now(server._handlers._messages.free, Asker(""))
-        with pytest.raises(Overloaded, match="has no room for another question"):
-            client.topk("fc", "test")
-        assert engine.asked == []
-
-
 def test_a_call_that_ends_without_a_message_is_told_so(engine, server):
     with grpc.insecure_channel(server.address) as channel:
         for path, says in (
@@ -188,10 +179,10 @@ def test_bytes_that_are_no_message_are_refused_and_leave_nothing_behind(server, 
                     ask(b"\xff\xff\xff", timeout=60)
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-        send(200)
+        send(100)
         before = resident_bytes()
-        send(1000)  # of which each left 16 KB, in a server that had gRPC parse them
-        assert resident_bytes() - before < 8e6
+        send(500)  # of which each left 16 KB, in a server that had gRPC parse them
+        assert resident_bytes() - before < 4e6
 
 
 @pytest.mark.soak
@@ -243,28 +234,6 @@ def test_whoever_watches_health_is_told_of_each_change(engine):
         assert ([*watched], [*unknown]) == ([b"\x08\x02"], []), "and nobody who watches holds up the end"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed on Linux alone")
-def test_connections_are_looked_for_on_no_thread_that_answers(engine, monkeypatch):
-    looked, own = list[str](), os.listdir
-
-    def listed(folder: str) -> list[str]:
-        if folder == "/proc/self/fd":
-            looked.append(threading.current_thread().name)
-        return own(folder)
-
-    monkeypatch.setattr(os, "listdir", listed)
-    engine.table = Columns({"text": np.array(["x" * 200_000], object)})
-    config = ServiceConfig("127.0.0.1:0", write_seconds=0.2, sql=True, token="right-and-long-enough")
-    with Server(engine, config) as server, Connection(server.address, 0) as stuck, Connection(server.address) as wrong:
-        stuck.message(stuck.call(SQL, "right-and-long-enough"), b"\x0a\x06SELECT")
-        for _ in range(WRONG):
-            wrong.call(SQL, "wrong")
-        assert stuck.frames() == []
-        while wrong.frames():
-            pass
-    assert {name.rpartition("_")[0] for name in looked} == {"dualform-shut"}
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_only_the_connection_of_a_peer_is_shut(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -288,3 +257,65 @@ def test_only_the_connection_of_a_peer_is_shut(host):
             assert ends[0][0].recv(1) == b""
             ends[1][1].sendall(b"on")
             assert ends[1][0].recv(2) == b"on"
+
+
+FEW, COUNT = 256, 1000
+EACH = 100 << 10
+"""Bytes of the server's memory that one may take."""
+
+SERVING = """
+import contextlib
+from dualform_service.server import serve
+from tests.service.canned import Canned
+
+engine = Canned()
+engine.answered_by = "canned answers"
+serve("here", "127.0.0.1:0", lambda address: print(address, flush=True), lambda path: contextlib.nullcontext(engine))
+"""
+
+
+@pytest.fixture
+def files() -> Iterator[None]:
+    """As many open files as the test needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * COUNT:
+        pytest.skip(f"this system lets a process have {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * COUNT), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def resident(process: int) -> int:
+    """Bytes of a process in memory."""
+    with open(f"/proc/{process}/statm", encoding="ascii") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system has no /proc")
+def test_a_thousand_idle_connections_shut_nobody_out(files):
+    command = ["sh", "-c", f'ulimit -Sn {FEW} && exec "$0" "$@"', sys.executable, "-c", SERVING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, ExitStack() as opened:
+        try:
+            address = server.stdout.readline().strip()
+            with Client(address) as client:
+                assert client.topk("fc", "test").ids.tolist() == [1, 3]
+            before = resident(server.pid)
+            idle = [opened.enter_context(Connection(address)) for _ in range(COUNT)]
+            for connection in idle:
+                connection.socket.settimeout(20)
+                assert connection.socket.recv(9), "the server greets no more"
+            with Client(address, timeout=60) as client:
+                assert client.info().snapshot == 7
+                assert client.topk("fc", "test").ids.tolist() == [1, 3]
+            assert is_serving(address, timeout=60)
+            assert resident(server.pid) - before < COUNT * EACH
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+    report(
+        "idle connections to a server that was let have 256 open files",
+        seed=0,
+        count=COUNT,
+        outcome=f"a new caller was answered, less than {EACH >> 10} KiB of memory each",
+    )

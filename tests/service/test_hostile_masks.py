@@ -21,7 +21,7 @@ from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
 from dualform_service.server import Server
 from tests.query import arrays
-from tests.reliability import report, rounds
+from tests.reliability import report, rounds, soaking
 from tests.service.held_engine import until
 
 SEED, SLOTS = 13, 600
@@ -173,8 +173,9 @@ def test_no_mask_reads_anything_or_outlives_its_limits(client, listener, tmp_pat
     os.mkfifo(secret)  # whoever opens it waits for ever, which nobody does
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
     rng = random.Random(SEED)
-    masks = [text.format(file=f"'{secret}'", url=url) for text in REFUSED] + COSTLY
-    masks += [drawn(rng, f"'{secret}'") for _ in range(rounds(30, 1_000))]
+    masks = [text.format(file=f"'{secret}'", url=url) for text in REFUSED]
+    masks += COSTLY if soaking() else COSTLY[::4]
+    masks += [drawn(rng, f"'{secret}'") for _ in range(rounds(15, 1_000))]
     refused, before = list[str](), resident_bytes()
     for where in masks:
         began = time.process_time()
@@ -207,7 +208,7 @@ def busy(server: Server) -> bool:
 @pytest.mark.soak
 @pytest.mark.skipif(not resident_bytes(), reason="the system does not say what a process holds")
 def test_masks_stop_at_the_deadline_and_leave_no_thread_and_no_memory():
-    rng, count, stopped = random.Random(SEED), rounds(8, 300), 0
+    rng, count, stopped = random.Random(SEED), rounds(4, 300), 0
     with serving(100 * SLOTS) as server, Client(server.address) as client:
         client.topk("fc", QUERY)
         before = resident_bytes()

@@ -120,18 +120,6 @@ def test_an_error_says_what_is_wrong_and_where(flags, variable, text, message, t
     assert str(told.value).startswith(message.format(file=tmp_path / "serve.toml"))
 
 
-@pytest.mark.parametrize("wrong", ["nan", "inf", "0"])
-def test_limits_that_limit_nothing_are_refused(wrong):
-    with pytest.raises(BadInput, match="deadline must be a "):
-        config("--deadline", wrong)
-
-
-def test_a_token_file_that_cannot_be_used_is_refused(tmp_path):
-    (tmp_path / "token").write_text("")
-    with pytest.raises(BadInput, match="it is empty"):
-        config("--token-file", str(tmp_path / "token"))
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -157,52 +145,39 @@ def test_a_file_that_cannot_be_read_is_named(data, tmp_path):
         read("--config", str(file))
 
 
-def test_listens_on_loopback_unless_told_otherwise():
+FILES = {"certificate": Path("c"), "key": Path("k")}
+
+
+@pytest.mark.parametrize("name", ["address", "metrics"])
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "192.168.1.1:1", "example.com:1"])
+def test_an_address_that_others_reach_needs_tls_and_a_token(name, address):
+    for given in ({}, {"token": "t"}, {"token_file": Path("t")}, FILES):
+        with pytest.raises(BadInput, match="can be reached from other machines, which needs both TLS") as refused:
+            ServiceConfig(**{"address": "127.0.0.1:0", name: address}, **given)
+        assert refused.value.field == name
+    for token in ({"token": "secret"}, {"token_file": Path("t")}):
+        assert "secret" not in repr(ServiceConfig(**{name: address}, **token, **FILES))
     assert ServiceConfig().listen.loopback
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "192.168.1.1:1", "example.com:1"])
-@pytest.mark.parametrize("given", [{}, {"token": "t"}, {"certificate": Path("c"), "key": Path("k")}])
-def test_an_address_that_others_reach_needs_tls_and_a_token(address, given):
-    with pytest.raises(BadInput, match="can be reached from other machines, which needs both TLS and a token"):
-        ServiceConfig(address, **given)
-
-
-def test_an_address_that_others_reach_is_served_with_both():
-    ServiceConfig("0.0.0.0:1", token="t", certificate=Path("c"), key=Path("k"))
-
-
-@pytest.mark.parametrize("given", [{"certificate": Path("c")}, {"key": Path("k")}])
-def test_half_a_pair_of_tls_files_is_refused(given):
-    with pytest.raises(BadInput, match="TLS needs a certificate and its key, and only one was given"):
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        *(({name: count}, f"^{name} must be a whole number above 0, not {count}.")
+          for name in ("max_concurrent", "max_small", "request_bytes", "answer_bytes", "calls")
+          for count in (0, 2.5, float("nan"))),
+        *(({name: value}, f"^{name} must be a finite number above 0, not {value}.")
+          for name in ("token_rate", "message_seconds", "write_seconds", "deadline", "follow")
+          for value in (0, -1, float("nan"), float("inf"))),
+        ({"grace": -1}, r"^grace must be a finite number .*, not -1\."),
+        ({"certificate": Path("c")}, "TLS needs a certificate and its key, and only one was given"),
+        ({"key": Path("k")}, "TLS needs a certificate and its key, and only one was given"),
+        ({"client_authority": Path("ca.pem")}, "the server has no certificate"),
+        *(({"token": token}, "token must be printable ASCII") for token in ("", "ü", "a\nb")),
+        ({"token": "t", "token_file": Path("t")}, "token and token_file cannot be combined"),
+    ],
+)  # fmt: skip
+def test_what_bounds_nothing_or_cannot_be_meant_is_refused(given, says):
+    with pytest.raises(BadInput, match=says):
         ServiceConfig(**given)
-
-
-@pytest.mark.parametrize("token", ["", "ü", "a\nb"])
-def test_a_token_that_no_header_can_carry_is_refused(token):
-    with pytest.raises(BadInput, match="token must be printable ASCII"):
-        ServiceConfig(token=token)
-
-
-@pytest.mark.parametrize("name", ["max_concurrent", "max_small", "request_bytes", "answer_bytes", "calls"])
-@pytest.mark.parametrize("count", [0, -1, 2.5, float("nan")])
-def test_what_is_counted_is_a_whole_number_above_0(name, count):
-    with pytest.raises(BadInput, match=f"^{name} must be a whole number above 0, not {count}."):
-        ServiceConfig(**{name: count})
-
-
-@pytest.mark.parametrize("name", ["token_rate", "message_seconds", "write_seconds", "deadline", "follow"])
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-def test_bounds_must_bound_something(name, value):
-    with pytest.raises(BadInput, match=f"^{name} must be a finite number above 0, not {value}."):
-        ServiceConfig(**{name: value})
-
-
-def test_grace_may_be_none():
     assert ServiceConfig(grace=0).grace == 0
-    with pytest.raises(BadInput, match=r"^grace must be a finite number .*, not -1\."):
-        ServiceConfig(grace=-1)
-
-
-def test_the_token_is_not_shown():
-    assert "secret" not in repr(ServiceConfig(token="secret"))

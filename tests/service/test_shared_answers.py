@@ -93,7 +93,7 @@ def outcome(ask: Callable[[Question], Any], question: Question) -> Any:
 
 
 def test_every_asker_gets_the_bits_and_the_errors_that_it_would_get_alone(engine):
-    asked = questions(400)
+    asked = questions(240)
     rights = [outcome(engine.ask, question) for question in asked]
     kinds = {type(right).__name__ for right in rights}
     assert kinds >= {"Hits", "GroupSums", "Outputs", "BadInput", "EmptyMask", "Inexact", "NotFound"}
@@ -111,42 +111,35 @@ def test_many_askers_of_one_kind_take_few_scans(engine):
     slow, query = Slow(engine, 0.05), np.ones((1, 5), np.float32)
     right = engine.topk("layer-1", query)
     with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(32) as pool:
-        got = list(pool.map(lambda _: client.topk("layer-1", query), range(320)))
+        got = list(pool.map(lambda _: client.topk("layer-1", query), range(160)))
     assert all(same(one, right) for one in got)
-    assert slow.scans < 160
-
-
-def test_absolute_sums_are_shared_to_their_own_precision(engine):
-    slow = Slow(engine, 0.05)
-    asked = [GroupSum("layer-1", QuerySetExamples("test", (row % 12,)), ("label",), score="abs") for row in range(48)]
-    with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(16) as pool:
-        got = list(pool.map(client.ask, asked))
-    for one, question in zip(got, asked, strict=True):
-        np.testing.assert_allclose(one.sums, engine.ask(question).sums, rtol=1e-6)
-    assert slow.scans < len(asked)
+    assert slow.scans < 80
 
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(counts=COUNTS, k=st.integers(1, 9), by=st.sampled_from([(), ("label",)]), rows=st.randoms(use_true_random=False))
 def test_the_parts_of_a_joined_question_are_the_answers_to_its_parts(engine, counts, k, by, rows):
     for kind in (
         lambda queries: TopK("layer-0", queries, k, "label < 7", by),
         lambda queries: GroupSum("layer-0", queries, by or ("dataset",)),
+        lambda queries: GroupSum("layer-1", queries, ("label",), score="abs"),
         lambda queries: Output("layer-0", queries, allow_inexact=True),
     ):
         asked = [kind(QuerySetExamples("test", tuple(rows.randrange(12) for _ in range(count)))) for count in counts]
-        got = parts(engine.ask(asked[0].joined(asked[1:])), counts)
-        for one, question in zip(got, asked, strict=True):
-            assert same(one, engine.ask(question))
+        for one, question in zip(parts(engine.ask(asked[0].joined(asked[1:])), counts), asked, strict=True):
+            if getattr(question, "score", None) == "abs":  # to the precision of these sums
+                np.testing.assert_allclose(one.sums, engine.ask(question).sums, rtol=1e-6)
+            else:
+                assert same(one, engine.ask(question))
 
 
 def test_an_answer_is_of_the_snapshot_that_it_names_while_the_memory_grows(tmp_path):
     rng = np.random.default_rng(5)
     inputs = rng.normal(size=(12, 6)).astype(np.float32)
-    queries = rng.normal(size=(16, 5)).astype(np.float32)
+    queries = rng.normal(size=(8, 5)).astype(np.float32)
     writer = small_memory.open_writer(tmp_path / "run")
     writer.append(small_memory.batch(rng, 0, 20, inputs))
     writer.commit()
@@ -160,11 +153,11 @@ def test_an_answer_is_of_the_snapshot_that_it_names_while_the_memory_grows(tmp_p
                 while not done.is_set():
                     got.append((i, client.topk("layer-1", queries[i])))
 
-        with Server(slow, ServiceConfig("127.0.0.1:0", follow=600)) as server, ThreadPoolExecutor(16) as pool:
-            asking = [pool.submit(ask, i) for i in range(16)]
-            for step in range(1, 5):
+        with Server(slow, ServiceConfig("127.0.0.1:0", follow=600)) as server, ThreadPoolExecutor(8) as pool:
+            asking = [pool.submit(ask, i) for i in range(8)]
+            for step in range(1, 4):
                 seen = len(got)
-                while len(got) < seen + 32:
+                while len(got) < seen + 16:
                     time.sleep(0.001)
                 writer.append(small_memory.batch(rng, step, 20, inputs))
                 writer.commit()
@@ -175,7 +168,7 @@ def test_an_answer_is_of_the_snapshot_that_it_names_while_the_memory_grows(tmp_p
             for one in asking:
                 one.result()
     writer.abandon()
-    assert len({answer.scan.snapshot for _, answer in got}) >= 4
+    assert len({answer.scan.snapshot for _, answer in got}) >= 3
     for i, answer in got:
         right = rights[answer.scan.snapshot][i]
         assert same(answer, right)

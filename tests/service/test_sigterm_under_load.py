@@ -127,7 +127,7 @@ def one_round(moment: float) -> None:
 @pytest.mark.timeout(1200)
 def test_what_was_begun_is_answered_what_comes_is_refused_and_health_says_so():
     drawn = random.Random(SEED)
-    count = rounds(2, 50)
+    count = rounds(1, 50)
     for _ in range(count):
         one_round(drawn.uniform(0.05, 0.5))
     report(

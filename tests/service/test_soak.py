@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -13,14 +18,144 @@ from benchmarks.harness import resident
 from benchmarks.serving import served
 
 import dualform
+from dualform.errors import DualformError
 from dualform.store.files.ram_budget import bytes_of
 from dualform_client import Client
+from dualform_proto.calls import CALLS
 from tests.reliability import report, rounds, soaking
-from tests.service.soak_clients import LAYER, WIDTH, Clients
+from tests.service.http2 import Connection
+
+LAYER, WIDTH = "0", 64
+EXPECTED = frozenset({"overloaded", "timed_out", "cancelled"})
+"""What an honest question may be told of a server that many ask."""
+
+
+class Clients:
+    """Threads that ask until it is over; what became of their questions stands in `outcomes` by who asked."""
+
+    def __init__(self, address: str, seed: int) -> None:
+        self.address, self.over, self.outcomes = address, threading.Event(), Counter[tuple[str, str]]()
+        self.unexpected = list[str]()
+        self._lock = threading.Lock()
+        kinds: list[Callable[[random.Random], None]] = [
+            *[self._asks] * 4,
+            *[self._comes_and_goes] * 2,
+            self._is_in_a_hurry,
+            self._is_wrong,
+            self._sends_anything,
+            self._sends_halves,
+        ]
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(kind, random.Random(f"{seed} {number}")), daemon=True)
+            for number, kind in enumerate(kinds)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self.over.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def _repeat(self, kind: Callable[[random.Random], None], rng: random.Random) -> None:
+        while not self.over.is_set():
+            try:
+                kind(rng)
+            except Exception as error:
+                with self._lock:
+                    self.unexpected.append(f"{kind.__name__}: {type(error).__name__}: {error}")
+                return
+
+    def _note(self, who: str, outcome: str) -> None:
+        with self._lock:
+            self.outcomes[who, outcome] += 1
+
+    def _ask(self, who: str, client: Client, rng: random.Random, expected: frozenset[str] = EXPECTED) -> None:
+        query = np.random.default_rng(rng.randrange(1 << 30)).normal(size=(1, WIDTH)).astype(np.float32)
+        mask = f"sample % {rng.randrange(2, 9)} <> {rng.randrange(9)}"
+        asks: list[Callable[[], object]] = [
+            lambda: client.topk(LAYER, query, 10),
+            lambda: client.topk(LAYER, query, 10, mask),
+            lambda: client.topk(LAYER, query, 5, by="label"),
+            lambda: client.topk(LAYER, "test", 3),
+            lambda: client.group_sum(LAYER, query, ("label", "dataset")),
+            lambda: client.group_sum(LAYER, query, "label", mask, score="abs"),
+            lambda: client.output(LAYER, query, mask, allow_inexact=True),
+            lambda: client.weights(mask, allow_inexact=True),
+            lambda: client.slots([rng.randrange(1000), 3]),
+            lambda: client.query_set("test", LAYER),
+            client.info,
+            client.verify,
+        ]
+        try:
+            rng.choice(asks)()
+            self._note(who, "ok")
+        except DualformError as error:
+            if error.code not in expected:
+                raise
+            self._note(who, error.code)
+            time.sleep(0.01)
+
+    def _asks(self, rng: random.Random) -> None:
+        with Client(self.address, timeout=60) as client:
+            for _ in range(200):
+                if self.over.is_set():
+                    return
+                self._ask("asks", client, rng)
+
+    def _comes_and_goes(self, rng: random.Random) -> None:
+        with Client(self.address, timeout=60) as client:
+            self._ask("comes and goes", client, rng)
+
+    def _is_in_a_hurry(self, rng: random.Random) -> None:
+        with Client(self.address, timeout=rng.choice([0.001, 0.01, 0.05])) as client:
+            for _ in range(20):
+                self._ask("is in a hurry", client, rng, EXPECTED | {"unavailable"})
+
+    def _is_wrong(self, rng: random.Random) -> None:
+        with Client(self.address, timeout=60) as client:
+            asks: list[Callable[[], object]] = [
+                lambda: client.topk("no such layer", np.ones((1, WIDTH), np.float32)),
+                lambda: client.topk(LAYER, np.ones((1, WIDTH + 1), np.float32)),
+                lambda: client.topk(LAYER, np.ones((1, WIDTH), np.float32), where="nothing = 1"),
+                lambda: client.topk(LAYER, np.ones((1, WIDTH), np.float32), where="label ="),
+                lambda: client.slots([-1]),
+                lambda: client.query_set("no such query set"),
+            ]
+            try:
+                rng.choice(asks)()
+            except DualformError as error:
+                if error.code in {"error", "damaged"}:
+                    raise
+                self._note("is wrong", "refused")
+            else:
+                raise AssertionError("answered")
+            time.sleep(0.01)
+
+    def _sends_anything(self, rng: random.Random) -> None:
+        method = f"/dualform.v1.Memory/{rng.choice([call.method for call in CALLS.values()])}"
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                channel.unary_unary(method)(rng.randbytes(rng.randrange(1, 4000)), timeout=60)
+                self._note("sends anything", "ok")
+            except grpc.RpcError as error:
+                self._note("sends anything", error.code().name)
+        time.sleep(0.01)
+
+    def _sends_halves(self, rng: random.Random) -> None:
+        with Connection(self.address) as connection:
+            for _ in range(rng.randrange(1, 20)):
+                connection.message(connection.call("/dualform.v1.Memory/TopK"), bytes(1000), size=1 << 20)
+            self.over.wait(rng.random())
+        self._note("sends halves", "left")
+
 
 SEED = 13
 MEMORY = "1 GB"
-STEPS, ROWS = 300, 64
+STEPS, ROWS = rounds(60, 300), 64
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +178,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.soak
 def test_a_server_that_is_asked_all_the_time_stays_as_large_as_it_is(memory):
-    seconds = rounds(8, 3600)
+    seconds = rounds(4, 3600)
     with served(memory, "--ram", MEMORY) as (address, process):
         with Client(address) as client:
             right = client.topk(LAYER, "test", 5).ids.tolist()

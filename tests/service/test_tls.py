@@ -71,35 +71,26 @@ def test_speaks_tls_to_who_trusts_its_certificate(engine, pairs):
             client.info()
 
 
-def test_metrics_speak_tls_too(engine, pairs):
-    (chain, key), (other, _) = pairs
-    config = ServiceConfig("127.0.0.1:0", token="t", certificate=chain, key=key, metrics="0.0.0.0:0")
-    with Server(engine, config) as server:
+def test_metrics_speak_tls_and_ask_for_a_token_and_a_certificate_too(engine, pairs):
+    (chain, key), (other, other_key) = pairs
+    files = {"token": "t", "certificate": chain, "key": key, "client_authority": other}
+    with Server(engine, ServiceConfig("127.0.0.1:0", metrics="0.0.0.0:0", **files)) as server:
         port = int(server.metrics_address.rpartition(":")[2])
         url = f"https://127.0.0.1:{port}/metrics"
         scrape = Request(url, headers={"Authorization": "Bearer t"})
-        trusting = ssl.create_default_context(cafile=chain)
+        trusting, strange, bare = (ssl.create_default_context(cafile=file) for file in (chain, other, chain))
+        for context in (trusting, strange):
+            context.load_cert_chain(other, other_key)
         with socket.create_connection(("127.0.0.1", port)), urlopen(scrape, timeout=4, context=trusting) as page:
             assert b"dualform_open_calls 0.0" in page.read(), "a connection without a handshake holds nobody up"
         with pytest.raises(HTTPError, match="401") as refused:
-            urlopen(url, timeout=60, context=ssl.create_default_context(cafile=chain))
+            urlopen(url, timeout=60, context=trusting)
         refused.value.close()
         with pytest.raises(URLError, match="CERTIFICATE_VERIFY_FAILED"):
-            urlopen(scrape, timeout=60, context=ssl.create_default_context(cafile=other))
-        with pytest.raises((OSError, HTTPException)):
-            urlopen(url.replace("https", "http"), timeout=60)
-
-
-def test_a_key_of_another_certificate_is_refused(engine, pairs):
-    (chain, _), (_, key) = pairs
-    with pytest.raises(BadInput, match="cannot be used together"):
-        Server(engine, ServiceConfig("127.0.0.1:0", certificate=chain, key=key)).start()
-
-
-def test_a_certificate_that_is_not_there_is_named(engine, tmp_path):
-    config = ServiceConfig("127.0.0.1:0", certificate=tmp_path / "none.pem", key=tmp_path / "none.key")
-    with pytest.raises(BadInput, match=r"^The certificate file .*none\.pem cannot be read: No such file"):
-        Server(engine, config).start()
+            urlopen(scrape, timeout=60, context=strange)
+        for where, context in ((scrape, bare), (url.replace("https", "http"), None)):
+            with pytest.raises((OSError, HTTPException)):
+                urlopen(where, timeout=60, context=context)
 
 
 def test_mutual_tls_asks_for_a_certificate_of_its_authority_beside_the_token(engine, pairs, tmp_path):
@@ -129,46 +120,26 @@ def test_mutual_tls_asks_for_a_certificate_of_its_authority_beside_the_token(eng
         assert is_serving(server.address, authority=chain, certificate=mine[0], key=mine[1])
 
 
-def test_metrics_ask_for_a_certificate_too(engine, pairs):
-    (chain, key), (other, other_key) = pairs
-    config = ServiceConfig("127.0.0.1:0", certificate=chain, key=key, client_authority=other, metrics="127.0.0.1:0")
-    with Server(engine, config) as server:
-        url = f"https://{server.metrics_address}/metrics"
-        context = ssl.create_default_context(cafile=chain)
-        with pytest.raises((OSError, HTTPException)):
-            urlopen(url, timeout=60, context=context)
-        context.load_cert_chain(other, other_key)
-        with urlopen(url, timeout=60, context=context) as page:
-            assert b"dualform_open_calls 0.0" in page.read()
-
-
-def test_authorities_that_cannot_be_used_are_refused_by_both_ends(engine, pairs, tmp_path):
-    (chain, key), _ = pairs
-    blank = tmp_path / "blank.pem"
-    for content in ("", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
-        blank.write_text(content)
-        config = ServiceConfig("127.0.0.1:0", certificate=chain, key=key, client_authority=blank)
-        with pytest.raises(BadInput, match="holds no certificate that can be used") as caught:
-            Server(engine, config).start()
-        assert caught.value.field == "client_authority"
-        with pytest.raises(BadInput, match="holds no certificate that can be used"):
-            Client("127.0.0.1:1", authority=blank)
-
-
-def test_certificates_of_callers_need_one_of_the_server():
-    with pytest.raises(BadInput, match="the server has no certificate") as caught:
-        ServiceConfig("127.0.0.1:0", client_authority=Path("ca.pem"))
-    assert caught.value.field == "client_authority"
-
-
-def test_a_clients_certificate_goes_with_its_key(pairs):
+def test_files_that_cannot_be_used_are_refused_by_both_ends(engine, pairs, tmp_path):
     (chain, key), (_, other_key) = pairs
-    for given in ({"certificate": chain}, {"key": key}):
-        with pytest.raises(BadInput, match="goes with its key"):
-            Client("127.0.0.1:1", **given)
-    with pytest.raises(BadInput, match="cannot be used together"):
-        Client("127.0.0.1:1", certificate=chain, key=other_key)
-    Client("192.0.2.1:1", token="t", certificate=chain, key=key).close()  # which speaks TLS
+    files = {"certificate": chain, "key": key}
+    (blank := tmp_path / "blank.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    for wrong, says in (
+        ({"key": other_key}, "cannot be used together"),
+        ({"certificate": tmp_path / "none.pem"}, r"^The certificate file .*none\.pem cannot be read: No such file"),
+        ({"client_authority": blank}, "holds no certificate that can be used"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            Server(engine, ServiceConfig("127.0.0.1:0", **{**files, **wrong})).start()
+    for wrong, says in (
+        ({"certificate": chain}, "goes with its key"),
+        ({"key": key}, "goes with its key"),
+        ({"certificate": chain, "key": other_key}, "cannot be used together"),
+        ({"authority": blank}, "holds no certificate that can be used"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            Client("127.0.0.1:1", **wrong)
+    Client("192.0.2.1:1", token="t", **files).close()  # which speaks TLS
 
 
 def test_the_command_line_has_certificates_too(engine, pairs, capfd):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -11,17 +13,20 @@ import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from dualform.errors import BadInput, Forbidden, Unauthenticated
+from dualform.answers import QuerySet, Scan
+from dualform.errors import BadInput, Forbidden, Overloaded, Unauthenticated
+from dualform.questions import QuerySetLookup
 from dualform_client import Client
 from dualform_client.connection import is_serving
+from dualform_proto.calls import call_of
 from dualform_service import gate
 from dualform_service.auth import ADMIN, READ, SQL, new_token, read_tokens
 from dualform_service.config import ServiceConfig
+from dualform_service.scheduling import Asker
 from dualform_service.server import Server
-from tests.service.held_engine import until
+from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
 
-QUERY = np.ones((1, 3), np.float32)
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 
 
@@ -54,12 +59,6 @@ def test_a_file_holds_digests_and_says_who_may_what(file):
     assert tokens.several
 
 
-def test_tokens_that_are_made_are_of_32_random_bytes():
-    made = {new_token("alice", [READ])[0] for _ in range(50)}
-    assert len(made) == 50
-    assert {len(token) for token in made} == {43}
-
-
 @pytest.mark.parametrize(
     ("lines", "mode", "says"),
     [
@@ -82,19 +81,6 @@ def test_what_cannot_be_used_is_refused(file, lines, mode, says):
         read_tokens(write(file, *lines, mode=mode))
 
 
-def test_a_file_that_is_not_there_is_refused_before_anything_is_served(engine, file):
-    with pytest.raises(BadInput, match="cannot be read: No such file"):
-        served(engine, file)
-
-
-def test_a_token_as_it_is_may_stand_in_a_file_of_its_owner(engine, file):
-    with served(engine, write(file, "a-token-as-it-is-in-a-file")) as server:
-        with Client(server.address, token="a-token-as-it-is-in-a-file") as client:
-            assert client.verify()
-        with Client(server.address, token="another") as client, pytest.raises(Unauthenticated):
-            client.info()
-
-
 def test_each_token_allows_what_its_scopes_say(engine, file):
     made = {scope: new_token(scope, [scope]) for scope in (READ, SQL, ADMIN)}
     with served(engine, write(file, *(line for _, line in made.values()))) as server:
@@ -108,6 +94,7 @@ def test_each_token_allows_what_its_scopes_say(engine, file):
                         with pytest.raises(Forbidden, match=f"has the scope '{needed}'"):
                             ask()
         assert is_serving(server.address), "health asks for no token"
+        until(lambda: outcomes(server, "Verify") == {"forbidden": 2, "ok": 1})
 
 
 def test_reflection_is_an_admins(engine, file):
@@ -177,17 +164,6 @@ def test_ten_wrong_tokens_end_the_connection_and_a_right_one_is_let_in_whatever_
     assert "wrong'" not in caplog.text
 
 
-def test_a_token_and_a_file_of_tokens_are_one_too_many(file):
-    with pytest.raises(BadInput, match="token and token_file cannot be combined"):
-        ServiceConfig(token="t", token_file=file)
-
-
-def test_an_address_that_others_reach_is_served_with_a_token_file(file):
-    ServiceConfig("0.0.0.0:1", token_file=file, certificate=Path("c"), key=Path("k"))
-    with pytest.raises(BadInput, match="needs both TLS and a token"):
-        ServiceConfig("0.0.0.0:1", token_file=file)
-
-
 def test_tokens_are_no_arguments_of_any_command():
     """What stands in a command line everybody on the machine can read."""
     from dualform_client.cli.main import COMMANDS, dualform as group
@@ -217,37 +193,13 @@ def test_the_first_word_of_a_torn_line_is_no_token(engine, file, monkeypatch, ca
     assert "the token file now holds a token in plain text" in caplog.text
 
 
-def test_who_was_not_allowed_is_noted(engine, file):
-    (token, line), noted = new_token("alice", [READ]), []
-    with served(engine, write(file, line)) as server, Client(server.address, token=token) as alice:
-        server._handlers._observers = (*server._handlers._observers, noted.append)
-        with pytest.raises(Forbidden):
-            alice.verify()
-        until(lambda: noted)
-    assert (noted[0].caller, noted[0].outcome) == ("alice", "forbidden")
-
-
-def test_connections_with_wrong_tokens_fill_no_log(engine, caplog):
-    with Server(engine, ServiceConfig("127.0.0.1:0", token="right")) as server:
-        for _ in range(30):
-            with Connection(server.address) as connection:
-                for _ in range(10):
-                    connection.call("/dualform.v1.Memory/Info", token="wrong")
-                while connection.frames():
-                    pass
-        until(lambda: value(server, "connections_shut", reason="wrong tokens") == 30)
-        assert value(server, "wrong_tokens") == 300
-        assert len(caplog.records) < 15  # one a second, or so
-
-
-@pytest.mark.parametrize("spoilt", [b"\xe9", b"\xed\xa0\x80", b"\xff" * 5])
-def test_a_token_that_is_no_text_is_not_logged(engine, caplog, capfd, spoilt):
+def test_a_token_that_is_no_text_is_not_logged(engine, caplog, capfd):
     """gRPC's own log has a traceback with the whole of such metadata, three times a call."""
     with (
         Server(engine, ServiceConfig("127.0.0.1:0", token="right")) as server,
         Connection(server.address) as connection,
     ):
-        connection.call("/dualform.v1.Memory/Info", token=b"the-token-itself" + spoilt)
+        connection.call("/dualform.v1.Memory/Info", token=b"the-token-itself\xed\xa0\x80")
         assert connection.frames()
         until(lambda: value(server, "wrong_tokens") == 1)
     said = "".join((caplog.text, *capfd.readouterr()))
@@ -263,3 +215,100 @@ def test_what_is_said_of_a_line_that_is_none_shows_nothing_of_it(file):
         with pytest.raises(BadInput, match="is not of the form NAME SCOPES sha256:HEX") as caught:
             read_tokens(write(file, *lines))
         assert token not in f"{caught.value!r} {caught.value}"
+
+
+@pytest.fixture
+def two(engine, tmp_path):
+    """A server of two callers: it, their clients, and the token of the first."""
+    (alice, line), (bob, other) = new_token("alice", [READ]), new_token("bob", [READ])
+
+    @contextmanager
+    def serving(**settings):
+        with (
+            served(engine, write(tmp_path / "tokens", line, other), **settings) as server,
+            Client(server.address, token=alice) as first,
+            Client(server.address, token=bob) as second,
+        ):
+            yield server, first, second, alice
+
+    return serving
+
+
+def test_one_token_has_half_of_the_places_and_of_the_threads(engine, two):
+    engine.hold.clear()
+    many = np.ones((17, 3), np.float32)
+    with two() as (server, alice, bob, _):
+        threads = [threading.Thread(target=lambda: alice.topk("fc", many)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        heavy = server._handlers._resources.lanes.heavy
+        until(lambda: len(engine.asked) == 1 and heavy.waiting == 1)
+        with pytest.raises(Overloaded, match="already holds 2 large questions of this token, half of all"):
+            alice.topk("fc", many)
+        threads.append(threading.Thread(target=lambda: bob.topk("fc", many)))
+        threads[-1].start()
+        until(lambda: len(engine.asked) == 2)
+        assert heavy.waiting == 1
+        engine.hold.set()
+        for thread in threads:
+            thread.join(60)
+    assert len(engine.asked) == 3
+
+
+def test_a_caller_asks_so_many_questions_a_second(two):
+    with two(token_rate=0.001) as (_, alice, bob, _):
+        assert alice.info()
+        with pytest.raises(Overloaded, match=r"may ask 0\.001 questions a second\. Ask again in .* s\."):
+            alice.info()
+        assert bob.info()
+
+
+@pytest.mark.parametrize(
+    ("token", "line"),
+    [new_token("alice", [READ]), ("a-token-as-it-is-in-a-file",) * 2],
+    ids=["a digest with a name", "a token as it is"],
+)
+def test_new_connections_give_no_caller_more_questions(engine, tmp_path, token, line):
+    with served(engine, write(tmp_path / "tokens", line), token_rate=0.001) as server:
+        with Client(server.address, token=token) as first:
+            assert first.info()
+        for _ in range(3):
+            with Client(server.address, token=token) as another, pytest.raises(Overloaded):
+                another.info()
+
+
+def test_one_token_has_half_of_the_calls(two):
+    with two(calls=8) as (server, alice, bob, token), Connection(server.address) as silent:
+        for _ in range(8):  # that send headers and nothing more
+            silent.call("/dualform.v1.Memory/Info", token=token)
+        until(lambda: server._handlers._open_calls + sum(outcomes(server, "Info").values()) == 8)
+        assert bob.info()
+        with pytest.raises(Overloaded, match=r"holds 4 calls of this token, half of all"):
+            alice.info()
+
+
+def test_one_token_has_half_of_the_room_for_questions(engine, two):
+    engine.hold.clear()
+    with two(request_bytes=2**18) as (server, alice, bob, _):
+        room = server._handlers._messages
+        assert room.take_now(room.free // 2 - 100, Asker("alice", True))
+        with pytest.raises(Overloaded, match="has no room for another question"):
+            alice.topk("fc", np.ones((17, 3), np.float32))
+        engine.hold.set()
+        assert bob.topk("fc", np.ones((17, 3), np.float32))
+
+
+def test_one_token_has_half_of_the_room_for_answers_that_wait_to_be_read(engine, two, monkeypatch):
+    large = QuerySet(
+        "test", np.zeros(2**17, np.int64), np.zeros((2**17, 1), np.float32), None, Scan(7, 4, 3, "numpy", 0.25)
+    )
+    monkeypatch.setattr(engine, "ask", lambda *asked: large)
+    question = QuerySetLookup("test", None)
+    message = call_of(question).encode_question(question).SerializeToString()
+    with two(answer_bytes=2**21) as (server, _, bob, token), ExitStack() as readers:
+        stuck = [readers.enter_context(Connection(server.address, 0)) for _ in range(8)]
+        for connection in stuck:  # none of which reads its answer
+            connection.message(connection.call("/dualform.v1.Memory/QuerySet", token=token), message)
+        until(lambda: server._handlers._messages.free == 64 * server.config.request_bytes - 8 * len(message))
+        for _ in range(4):
+            assert bob.ask(question).name == "test"

@@ -1,4 +1,4 @@
-"""Every error crosses the wire as the class, message, hint and field that it was raised with."""
+"""Every error crosses the wire as it was raised, with class, message, hint and field; and what an address is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import grpc
 import pytest
 
 from dualform import errors
+from dualform.errors import BadInput
+from dualform_proto.address import is_address, parse_address
 from dualform_proto.errors import DETAILS_KEY, STATUS_CODES, TEXT_BYTES, from_status, to_status
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DualformError)]
@@ -16,16 +18,13 @@ def across(error: errors.DualformError) -> errors.DualformError:
     return from_status(status.code, status.details, status.trailing_metadata, "here:1")
 
 
-def test_the_table_holds_every_error():
-    assert set(STATUS_CODES) == set(ALL)
-
-
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("field", ["", "where"])
 def test_comes_back_as_it_was(kind, field):
     error = across(kind("What is wrong: é \n.", hint="What to do.", field=field))
     assert type(error) is kind
     assert (error.message, error.hint, error.field) == ("What is wrong: é \n.", "What to do.", field)
+    assert set(STATUS_CODES) == set(ALL)
 
 
 def test_a_class_of_later_versions_comes_back_as_its_base():
@@ -75,17 +74,33 @@ def test_a_status_of_the_transport_is_read_by_its_code(code, details, kind, says
     assert error.message.startswith(says)
 
 
-def test_who_is_not_there_is_told_how_to_start():
-    error = from_status(grpc.StatusCode.UNAVAILABLE, "", (), "here:1")
-    assert error.hint == "Start one: dualform serve RUN --address here:1"
-
-
-def test_details_of_somebody_else_are_not_taken_for_ours():
-    error = from_status(grpc.StatusCode.NOT_FOUND, "theirs", ((DETAILS_KEY, b""),), "here:1")
+@pytest.mark.parametrize("details", [b"", b"\xff\xff"])
+def test_details_of_somebody_else_are_not_taken_for_ours(details):
+    error = from_status(grpc.StatusCode.NOT_FOUND, "theirs", ((DETAILS_KEY, details),), "here:1")
     assert type(error) is errors.NotFound
     assert error.message == "here:1 answered NOT_FOUND: theirs"
 
 
-def test_details_that_cannot_be_read_do_not_hide_the_error():
-    error = from_status(grpc.StatusCode.NOT_FOUND, "theirs", ((DETAILS_KEY, b"\xff\xff"),), "here:1")
-    assert type(error) is errors.NotFound
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "::1:1", "host:port", "a/b:1", "host:65536", "a b:1"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(BadInput, match=r"is no address\. Write host:port, for example 127\.0\.0\.1:50051\.$"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.8.8.8:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("192.168.0.1:1", False),
+        ("localhost.example.com:1", False),
+    ],
+)
+def test_which_addresses_only_this_machine_reaches(text, loopback):
+    assert is_address(text)
+    assert str(parse_address(text)) == text
+    assert parse_address(text).loopback is loopback

@@ -156,13 +156,6 @@ def test_answers_are_those_of_python_to_the_bit(language, ask, memory):
     assert np.array([score for _, score in rows], dtype=np.float32).tolist() == hits.scores[0].tolist()
 
 
-@pytest.mark.parametrize(("language", "default"), [(node, "4 * 2 ** 20"), (go, "4<<20")], ids=["node", "go"])
-def test_without_the_raised_limit_the_answer_would_not_come(language, default, ask):
-    done = ask(language(default), "0", "test", str(SLOTS))
-    assert done.returncode == 1
-    assert "larger than max" in done.stderr
-
-
 @pytest.mark.parametrize("language", [node, go], ids=["node", "go"])
 def test_errors_come_with_reason_and_hint(language, ask, memory):
     command = language()
@@ -184,10 +177,3 @@ def test_a_certificate_that_it_was_not_told_to_trust_is_refused(language, ask, t
     done = ask(language(), "0", "test", "1", DUALFORM_CA=str(other))
     assert (done.returncode, done.stdout) == (1, "")
     assert re.search("certificate", done.stderr)
-
-
-@pytest.mark.parametrize("language", [node, go], ids=["node", "go"])
-def test_a_server_without_tls_is_asked_without(language, memory):
-    with Server(memory) as server:
-        done = run([*language(), server.address, "0", "test", "3"], cwd=ROOT)
-    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 3)

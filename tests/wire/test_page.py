@@ -88,22 +88,17 @@ def test_a_first_look(server):
     assert "dualform.v1.Memory/TopK\n" in printed
     assert "grpc.reflection.v1.ServerReflection/ServerReflectionInfo\n" in printed
     assert '"optimizer": "SGD"' in printed
+    assert '"status": "SERVING"' in shell("health", server)
     assert '"dtype": "ELEMENT_TYPE_INT64"' in printed
 
 
-def test_numbers(python, server):
+def test_numbers_errors_and_metadata(python, server):
     with dualform.connect(server.address) as memory:
         hits = memory.topk("2", [[0.5] * 32, [1.0] * 32], k=5)
     assert list(python["slots"]) == hits.ids.tolist()
     assert list(python["scores"]) == hits.flat_scores.tolist()
     assert len(python["slots"]) == 10
-
-
-def test_errors(python):
     assert python["out"]["errors"] == ["StatusCode.NOT_FOUND not_found There is no layer 'none'. Layers: 0, 2."]
-
-
-def test_metadata(python):
     assert python["out"]["metadata"] == ["report-17"]
 
 
@@ -120,10 +115,6 @@ def test_a_memory_of_several_is_named(recorded):
         with pytest.raises(grpc.RpcError) as caught:
             stub.Info(pb.InfoRequest(), timeout=60)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_health(server):
-    assert '"status": "SERVING"' in shell("health", server)
 
 
 def test_every_reason_stands_with_its_status():

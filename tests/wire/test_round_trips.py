@@ -79,7 +79,7 @@ def over_the_wire(message: Message) -> Any:
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_a_question_comes_back_as_it_was(kind, data):
     value = data.draw(QUESTIONS[kind])
@@ -87,7 +87,7 @@ def test_a_question_comes_back_as_it_was(kind, data):
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: CALLS[kind].method)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_an_answer_comes_back_as_it_was(kind, data):
     value = data.draw(ANSWERS[kind])
@@ -112,7 +112,7 @@ def test_what_is_no_question_has_no_call():
 
 
 @pytest.mark.parametrize("dtype", values.NUMBER_TYPES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_every_type_of_matrix_comes_back(dtype, data):
     array = data.draw(values.matrices(np.dtype(dtype)))
@@ -120,17 +120,10 @@ def test_every_type_of_matrix_comes_back(dtype, data):
     assert values.same(decoded, array)
 
 
-def test_a_decoded_array_can_be_written_to():
-    decoded = arrays.decode_matrix(arrays.encode_matrix(np.zeros((2, 2), np.float32)), np.float32, "m")
-    decoded[0, 0] = 1
-
-
 def test_numbers_travel_little_endian_whatever_order_they_had():
     big, little = np.array([1, 258], ">i8"), np.array([1, 258], "<i8")
     assert arrays.encode_numbers(big) == arrays.encode_numbers(little) == little.tobytes()
-
-
-def test_columns_in_strides_and_in_fortran_order_travel_row_by_row():
+    assert arrays.encode_numbers(np.arange(6)[::2]) == np.array([0, 2, 4]).tobytes()
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert arrays.encode_matrix(np.asfortranarray(array)) == arrays.encode_matrix(array)
-    assert arrays.encode_numbers(np.arange(6)[::2]) == np.array([0, 2, 4]).tobytes()
+    arrays.decode_matrix(arrays.encode_matrix(array), np.float32, "m")[0, 0] = 1  # it can be written to

@@ -50,43 +50,15 @@ def test_it_breaks_no_client_of_the_released_shape():
     ("old", "new", "says"),
     [
         ("  int64 k = 3;\n", "", 'Previously present field "3" with name "k" on message "TopKRequest" was deleted.'),
-        ("  int64 k = 3;\n", "  reserved 3;\n  reserved 'k';\n", 'Previously present field "3" with name "k"'),
-        ("  int64 k = 3;\n", "  int32 k = 3;\n", "changed type from"),
-        ("  int64 k = 3;\n", "  int64 best = 3;\n", 'changed name from "k" to "best"'),
-        ("  int64 k = 3;\n", "  int64 k = 19;\n", 'Previously present field "3" with name "k"'),
-        ("  int64 k = 3;\n", "  repeated int64 k = 3;\n", "changed cardinality"),
         ("  bytes scores = 2;", "  string scores = 2;", "changed type from"),
         ("  SCORE_ABS = 2;\n", "", 'Previously present enum value "2" on enum "Score" was deleted.'),
-        ("  SCORE_ABS = 2;\n", "  SCORE_ABS = 4;\n", 'Previously present enum value "2" on enum "Score"'),
-        ("  rpc Sql(SqlRequest) returns (SqlResponse);\n", "", 'Previously present RPC "Sql" on service "Memory"'),
         ("rpc Sql(SqlRequest)", "rpc Sql(stream SqlRequest)", "from client unary to client streaming"),
-        ("package dualform.v1;", "package dualform.v2;", 'changed from "dualform.v1"'),
     ],
 )
 def test_what_would_break_one_is_refused(altered, old, new, says):
     done = buf("breaking", altered(old, new), "--against", RELEASED)
     assert done.returncode == 100
     assert says in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("  int64 k = 3;\n", "  int64 k = 3;\n  optional double above = 99;\n"),
-        ("  SCORE_ABS = 2;\n", "  SCORE_ABS = 2;\n  SCORE_SQUARED = 4;\n"),
-        ("  rpc Sql(SqlRequest)", "  rpc Count(SqlRequest) returns (SqlResponse);\n  rpc Sql(SqlRequest)"),
-    ],
-    ids=["a field", "a value", "a method"],
-)
-def test_what_is_new_breaks_none(altered, old, new):
-    done = buf("breaking", altered(old, new), "--against", RELEASED)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_bad_form_is_refused(altered):
-    done = buf("lint", altered("  int64 k = 3;\n", "  int64 kBest = 3;\n"))
-    assert done.returncode == 100
-    assert "should be lower_snake_case" in done.stdout
 
 
 def test_the_generated_code_is_of_this_text(tmp_path):

@@ -5,7 +5,6 @@ Every turn starts a process, which imports all that an engine needs: `make test`
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -23,7 +22,6 @@ from tests.service.shards.local_process import local_processes
 NAMES = ["shard-00000", "shard-00001"]
 DEADLINE = 0.4
 TURNS = int(os.environ.get("DUALFORM_DRILL", "6"))
-_log = logging.getLogger(__name__)
 QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 
 
@@ -70,7 +68,6 @@ def test_kills_and_freezes(tmp_path):
             recovered.append(ask())
             assert started[victim].process is not process
         front.close()
-    _log.info("named at most %.3f s after the deadline, answering at most %.2f s later", max(late), max(recovered))
     # Where other tests have the processor, a few are named later, and a few processes, which take some tenths of a
     # second of it to start, come later.
     assert np.quantile(late, 0.8) <= 0.2

@@ -16,9 +16,8 @@ import dualform
 from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
 from dualform.query.score.backends import choose
 from dualform.query.shards import engines
-from dualform.query.shards.engines import Reply, ShardEngine, open_front
+from dualform.query.shards.engines import Reply, ShardEngine
 from dualform.query.shards.shards import ShardQuestion
-from dualform.questions import TopK, Vectors
 from dualform.store.reading.runs import opened
 from dualform_client import Client
 from dualform_service import shards
@@ -26,7 +25,6 @@ from dualform_service.server import Server
 from dualform_service.shards import Fleet, _Actor, ray_answerers
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import write
-from tests.service.shards.local_process import local_processes
 
 
 class Made:
@@ -77,11 +75,6 @@ def hurried(fleet):
         yield
     finally:
         fleet._seconds = usual
-
-
-def test_all_answers_come_by_number():
-    with fleet_of([Made(Reply("a"))], [Made(Reply("b"))], [Made(Reply("c"))]) as fleet:
-        assert fleet(ASKED, [2, 0], never) == {2: "c", 0: "a"}
 
 
 def test_an_error_of_the_question_is_raised_and_replaces_nobody():
@@ -142,14 +135,6 @@ def test_one_that_never_begins_is_replaced(monkeypatch):
         assert fleet(ASKED, [0], never) == {0: "new"}
 
 
-def test_one_that_dies_while_it_begins_is_named_at_once():
-    with fleet_of([Made(None, ready=False), Made(Reply("new"))]) as fleet:
-        fleet._members[0].ready.set_exception(ConnectionError("end of file"))
-        with pytest.raises(Unavailable, match="shard-0 went away"):
-            fleet(ASKED, [0], never)
-        assert fleet(ASKED, [0], never) == {0: "new"}
-
-
 def test_one_that_says_that_it_is_late_is_at_work_and_stays():
     slow = Made(Reply(error=TimedOut("too slow")))
     with fleet_of([slow]) as fleet:
@@ -177,35 +162,32 @@ def test_one_that_cannot_be_started_is_tried_again():
         assert fleet(ASKED, [0], never) == {0: "a"}
 
 
-def test_whoever_gave_up_is_not_kept_waiting():
-    def check():
-        raise Cancelled("gone")
+def gone():
+    raise Cancelled("gone")
 
-    there, busy = Made(Reply("a")), Made(None)
-    with fleet_of([there], [busy]) as fleet:
-        with pytest.raises(Cancelled):
+
+@pytest.mark.parametrize(
+    ("end", "check"),
+    [
+        (Reply(error=Inexact("not so")), never),
+        (ConnectionError("end of file"), never),
+        (Reply("a"), gone),
+    ],
+)
+def test_an_answer_that_cannot_be_whole_is_given_up_by_the_other_shards(end, check):
+    there, busy = Made(end), Made(None)
+    with fleet_of([there, Made(Reply("a"))], [busy]) as fleet:
+        with pytest.raises((Inexact, Unavailable, Cancelled)):
             fleet(ASKED, [0, 1], check)
         assert (there.given_up, busy.given_up) == ([], [ASKED.name])
-
-
-@pytest.mark.parametrize("end", [Reply(error=Inexact("not so")), ConnectionError("end of file")])
-def test_an_answer_that_cannot_be_whole_is_given_up_by_the_other_shards(end):
-    busy = Made(None)
-    with fleet_of([Made(end), Made(Reply("a"))], [busy]) as fleet:
-        with pytest.raises((Inexact, Unavailable)):
-            fleet(ASKED, [0, 1], never)
-        assert busy.given_up == [ASKED.name]
         assert not busy.closed.is_set()
 
 
 def test_what_was_given_up_before_a_process_began_is_not_sent():
-    def check():
-        raise Cancelled("gone")
-
     starting = Made(Reply("ready"), ready=False)
     with fleet_of([starting]) as fleet:
         with pytest.raises(Cancelled):
-            fleet(ASKED, [0], check)
+            fleet(ASKED, [0], gone)
         starting.begin.set_result(Reply())
         assert (starting.seconds, starting.given_up) == ([], [])
         assert fleet(ASKED, [0], never) == {0: "ready"}
@@ -316,25 +298,6 @@ def test_names_that_came_too_late_are_not_kept_for_ever(engine, monkeypatch):
     for number in range(9):
         engine.give_up(str(number))
     assert list(engine._given_up) == ["6", "7", "8"]
-
-
-def test_a_process_goes_on_with_the_next_question_once_one_is_given_up(memory, tmp_path):
-    begun, started = tmp_path / "begun", {}
-
-    def gone():
-        if begun.exists():
-            raise Cancelled("gone")
-
-    with Fleet(local_processes(memory, started), lambda: ["shard-00000", "shard-00001"], 60.0) as fleet:
-        with open_front(memory, fleet, "numpy") as front:
-            first = front.topk("plain", QUERIES, 5)
-            processes = {number: one.process.pid for number, one in started.items()}
-            with pytest.raises(Cancelled):
-                fleet(ShardQuestion(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
-            asked = time.monotonic()
-            again = front.ask(TopK("plain", Vectors(QUERIES), 5), lambda: time.monotonic() > asked + 60)
-        assert again.ids.tobytes() == first.ids.tobytes()
-        assert {number: one.process.pid for number, one in started.items()} == processes
 
 
 def test_answers_and_missing_shards_cross_the_wire(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = [[3, 4, 2], [2, 2, 4]]
 SECONDS = 10.0
 """For a share: where other tests run, too, a process that works may be late by seconds."""
-_log = logging.getLogger(__name__)
 QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 
 
@@ -47,16 +45,10 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
         with memory as one, Fleet(watched, lambda: names, SECONDS) as fleet:
             front = open_front(tmp_path / "memory", fleet, "numpy")
             expected = one.topk("plain", QUERIES, 5)
-            _log.info("first answer after %.1f s", _answered(front, expected))
+            _answered(front, expected)
             _given_up_in_the_midst(fleet, front, tmp_path / "begun")
-            began = time.monotonic()
             assert _answered(front, expected) < SECONDS  # an actor that works on would be replaced
-            _log.info("the next answer came %.2f s after one was given up", time.monotonic() - began)
             assert list(launched) == [0, 1]
-            began = time.monotonic()
-            for _ in range(20):
-                front.topk("plain", QUERIES, 5)
-            _log.info("an answer takes %.1f ms", (time.monotonic() - began) * 50)
             with Server(front, "127.0.0.1:0") as server, Client(server.address) as client:
                 sums, own = (each.group_sum("plain", QUERIES, by="label") for each in (client, one))
                 assert sums.sums.tobytes() == own.sums.tobytes()
@@ -71,10 +63,8 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
                     with pytest.raises(Unavailable, match="ab"[number]):
                         client.topk("plain", QUERIES, 5)
                     named = time.monotonic() - began
-                    took = _answered(front, expected)
-                    _log.info("%s: named after %.2f s, answering %.2f s later", blow.name, named, took)
                     assert named < SECONDS + 5
-                    assert took < 30
+                    assert _answered(front, expected) < 30
     finally:
         ray.shutdown()
 
