@@ -207,6 +207,12 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path):
     assert one.with_suffix(".svg").read_bytes() == other.with_suffix(".svg").read_bytes()
 
 
+def test_a_picture_of_many_colours_is_packed(tmp_path: Path):
+    with new_figure(tmp_path / "noise.png", 3.0) as figure:
+        figure.subplots().imshow(np.random.default_rng(0).random((400, 400, 3)))
+    assert (tmp_path / "noise.png").stat().st_size <= LARGEST_PNG
+
+
 def test_colours_are_fitted_to_shades_and_paper_stays_white(tmp_path: Path):
     ramp = np.linspace(0, 1, 200)
     shades = np.stack([*np.meshgrid(ramp, ramp), np.full((200, 200), 0.3)], axis=-1)

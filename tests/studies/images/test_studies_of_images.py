@@ -226,13 +226,14 @@ LONG = [pytest.param(name, marks=pytest.mark.soak) for name in ("single", "joint
 
 
 @pytest.mark.parametrize("name", LONG or ["compact"])
-def test_real_data_of_few_updates(name: str, tmp_path: Path):
-    missing = [one for one in ("mnist", "fashion-mnist") if not at_hand(one, None)]
+def test_a_study_by_its_name_has_its_own_recipe(name: str, made_up_data: Path, tmp_path: Path):
+    """The long form on the real data, the short one on what is made up."""
+    missing = [one for one in ("mnist", "fashion-mnist") if LONG and not at_hand(one, None)]
     if missing:
         pytest.skip(f"no {' or '.join(missing)} in {data_folder(None)}: set DUALFORM_DATA to the folder that has them")
-    steps = 20 if LONG else 2
-    report = run_study(name, Assignment(tmp_path / "run", steps=steps, runs=1 if name == "single" else None))
+    steps, data, images = (20, None, "40,053 of the 60,000") if LONG else (2, made_up_data, "of the 400")
+    report = run_study(name, Assignment(tmp_path / "run", data, steps, runs=1 if name == "single" else None))
     assert report["slots"] == (2 if name == "continual" else 1) * steps * 128
-    assert "40,053 of the 60,000 training images" in report["trained_on"]
+    assert f"{images} training images" in report["trained_on"]
     assert "clipped to norm 1" in report["recipe"], "the study's own recipe"
     assert name == "compact" or max(report["accuracy"].values()) > 0.2

@@ -188,6 +188,8 @@ def test_without_the_second_dataset_it_is_the_network_after_the_first_and_withou
     pair, trained = recorded.pair, recorded.trained
     (weights,) = retrain(trained, parts(pair[1])[:1], pair, RECIPE, seed=3)
     assert all(torch.equal(weights[name], trained.after_first[name]) for name in trained.final)
+    whole = leave_out(trained, 10, pair, RECIPE, seed=3)
+    assert all(torch.equal(whole[name], trained.final[name]) for name in whole), "no class 10, so nothing is left out"
     # Where no image is of a class, every error signal of its output is positive, and its bias falls.
     weights = leave_out(trained, 4, pair, RECIPE, seed=3)
     assert (weights["layer-2.bias"] - trained.after_first["layer-2.bias"])[4] < 0

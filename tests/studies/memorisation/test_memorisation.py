@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dualform_studies.memorisation.boosting import WAYS
 from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.memorisation.transformer import HEADS, Recipe, draw_facts
+from tests.reliability import soaking
 from tests.studies.conftest import sketching
 from tests.studies.memorisation.oracle import Watched
 
@@ -24,12 +26,16 @@ RECIPE = Recipe(
 FACTS = draw_facts(2)
 
 
-@pytest.fixture(scope="module")
-def miniature(tmp_path_factory: pytest.TempPathFactory):
-    """The whole study with few steps, coarse maps and blank figures: its folder, report and what progress was told."""
+FIGURES = [pytest.param("drawn", marks=pytest.mark.soak)] if soaking() else ["blank"]
+
+
+@pytest.fixture(scope="module", params=FIGURES)
+def miniature(request: pytest.FixtureRequest, coarse_figures: None, tmp_path_factory: pytest.TempPathFactory):
+    """The whole study with few steps and coarse maps: its folder, report and what progress was told. Its figures are
+    drawn where there is time, and blank otherwise."""
     out, told = tmp_path_factory.mktemp("memorisation") / "run", []
     assignment = Assignment(out, seed=2, progress=lambda *line: told.append(line))
-    with pytest.MonkeyPatch.context() as patch, sketching():
+    with pytest.MonkeyPatch.context() as patch, sketching() if request.param == "blank" else nullcontext():
         patch.setattr(pattern, "draw_level_lines", partial(pattern.draw_level_lines, frames=2))
         return out, run_memorisation(assignment, RECIPE), told
 
