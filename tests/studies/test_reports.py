@@ -209,7 +209,7 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path):
 
 def test_a_picture_of_many_colours_is_packed(tmp_path: Path):
     with new_figure(tmp_path / "noise.png", 3.0) as figure:
-        figure.subplots().imshow(np.random.default_rng(0).random((400, 400, 3)))
+        figure.subplots().imshow(np.random.default_rng(0).random((200, 200, 3)))
     assert (tmp_path / "noise.png").stat().st_size <= LARGEST_PNG
 
 
