@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dualform_studies.assignment import data_folder
-from dualform_studies.images.datasets import _FILES, _local
+from dualform_studies.images.datasets import _FILES, FOLDER, _local
 
 
 def at_hand(name: str, data: Path | None) -> bool:
@@ -48,3 +48,13 @@ def cifar10_records(seed: int, count: int = CIFAR10_EACH) -> bytes:
     patterns = np.random.default_rng(0).integers(0, 2, (10, 3, 1024)) * 120
     images = patterns[labels] + rng.integers(0, 40, (count, 3, 1024)) + np.array([0, 40, 90])[:, None]
     return np.column_stack([labels, images.reshape(count, -1)]).astype(np.uint8).tobytes()
+
+
+def write_cifar10(folder: Path) -> None:
+    """The six files of CIFAR-10, the last of them compressed."""
+    (folder / FOLDER).mkdir()
+    for seed, name in enumerate(CIFAR10_FILES):
+        (folder / FOLDER / name).write_bytes(cifar10_records(seed))
+    test = folder / FOLDER / CIFAR10_FILES[-1]
+    test.with_name(f"{test.name}.gz").write_bytes(gzip.compress(test.read_bytes()))
+    test.unlink()

@@ -1,140 +1,239 @@
-"""What test images attend to, against NumPy."""
+"""What test images attend to, hubs and dates, against NumPy; and their claims on made-up rankings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
+from dualform.query.engine import Engine, open_memory
+from dualform_studies.claims import FAILS, HOLDS, IN_PART
+from dualform_studies.documents import OftenFound
 from dualform_studies.images import attention
 from dualform_studies.images.attention import (
+    Datapoints,
     ask_attention,
     ask_datapoints,
     ask_greatest,
     ask_key_norms,
     best_slots,
+    distinct,
+    enough_for_distinct,
     sampled_rows,
 )
-from dualform_studies.images.dates import SAMPLED, ask_dates
-from dualform_studies.images.hubs import COMPARED, ask_hubs
-from dualform_studies.images.training import Checkpoint
-from tests.studies.images.conftest import BATCH, LAYERS, STEPS, Recorded
+from dualform_studies.images.datasets import Dataset, Split, load_dataset
+from dualform_studies.images.dates import SAMPLED, Dates, ask_dates, date_claims
+from dualform_studies.images.hubs import COMPARED, Hubs, LayerHubs, ask_hubs, hub_claims, hubs_of, hubs_report
+from dualform_studies.images.training import Checkpoint, Recipe, mixed_batches, record
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
+STEPS, BATCH = 60, 32
+GROUPS = [(name, label) for name in ("mnist", "fashion-mnist") for label in range(10)]
 
 
-def ranked(scores: np.ndarray) -> np.ndarray:
-    """Slots by score descending, then number."""
-    return np.argsort(-scores, axis=1, kind="stable")
+@dataclass(frozen=True)
+class Recorded:
+    """A memory of both datasets learned together, half learned, and what its slots are, row by row."""
+
+    memory: Engine
+    datasets: tuple[Dataset, Dataset]
+    groups: np.ndarray
+    """bool[T, G]: whether a slot is of each group."""
+    samples: list[tuple[str, int]]
+    points: Datapoints
+
+    def checkpoint(self, number: int) -> Checkpoint:
+        return Checkpoint(self.datasets[number], STEPS, last=True)
+
+    def queries(self, layer: str, number: int) -> np.ndarray:
+        return self.memory.query_set(self.checkpoint(number).query_set, layer).queries.astype(np.float64)
+
+    def keys(self, layer: str) -> np.ndarray:
+        return self.memory.keys(layer).astype(np.float64)
+
+    def products(self, layer: str, number: int) -> np.ndarray:
+        """Float64 scores of the test images of a dataset, and of all slots; those of equal keys are equal.
+
+        Each key is scored once: a matrix product may round the same key differently at another place of the matrix.
+        """
+        keys, slots = np.unique(self.keys(layer), axis=0, return_inverse=True)
+        return (self.queries(layer, number) @ keys.T)[:, slots]
+
+
+@pytest.fixture(scope="module")
+def recorded(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    whole = load_dataset("mnist", made_up_data), load_dataset("fashion-mnist", made_up_data)
+    mnist, fashion = (replace(one, split=Split(one.split.kept, one.split.trained[:100])) for one in whole)
+    datasets, recipe = (mnist, fashion), Recipe(hidden=(48, 32), lr=0.004, batch=BATCH, steps=STEPS)
+    folder = tmp_path_factory.mktemp("claims") / "run"
+    record(datasets, mixed_batches(datasets, recipe, seed=3), recipe, 3, folder)
+    batches = list(mixed_batches(datasets, recipe, seed=3))
+    groups = [(name, int(label)) for one in batches for name, label in zip(one.dataset, one.labels, strict=True)]
+    samples = [(name, int(row)) for one in batches for name, row in zip(one.dataset, one.rows, strict=True)]
+    with open_memory(folder) as memory:
+        member = np.array([[one == group for group in GROUPS] for one in groups])
+        points = ask_datapoints(memory)
+        assert list(zip(points.datasets, points.labels.tolist(), strict=True)) == groups
+        yield Recorded(memory, datasets, member, samples, points)
 
 
 def best_images(scores: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """The images of the best slots, each once, three of each query."""
-    return np.array([list(dict.fromkeys(row.tolist()))[:3] for row in images[ranked(scores)]])
-
-
-def cosines(products: np.ndarray, keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    return products / np.linalg.norm(keys, axis=1) / np.linalg.norm(queries, axis=1)[:, None]
+    """The images of the best slots by score descending, then number; each once, three of each query."""
+    ranked = np.argsort(-scores, axis=1, kind="stable")
+    return np.array([list(dict.fromkeys(row.tolist()))[:3] for row in images[ranked]])
 
 
 def test_datapoints_are_those_that_were_trained_on(recorded: Recorded):
-    points = ask_datapoints(recorded.memory)
-    assert points.datasets.tolist() == recorded.names
-    assert points.labels.tolist() == recorded.labels
-    assert points.samples.tolist() == recorded.samples
+    points, kinds = recorded.points, sorted(set(recorded.samples))
     assert points.steps.tolist() == [slot // BATCH for slot in range(STEPS * BATCH)]
-    kinds = sorted(set(zip(recorded.names, recorded.samples, strict=True)))
-    assert len(points.visits) == len(kinds)
-    for slot in (0, 17, 1000):
-        assert kinds[points.images[slot]] == (recorded.names[slot], recorded.samples[slot])
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_lengths_of_keys(recorded: Recorded, layer: str):
-    np.testing.assert_allclose(
-        ask_key_norms(recorded.memory, layer), np.linalg.norm(recorded.keys(layer), axis=1), rtol=1e-12
-    )
+    assert [kinds[image] for image in points.images] == recorded.samples
+    assert points.visits.tolist() == [recorded.samples.count(kind) for kind in kinds]
+    assert [recorded.samples[slot] for slot in points.first_slots] == kinds
+    assert points.image_datasets.tolist() == [name for name, _ in kinds]
+    values = np.random.default_rng(0).random(len(points.images))
+    of_image = [np.mean(values[points.images == image]) for image in range(len(kinds))]
+    np.testing.assert_allclose(points.mean_by_image(values), of_image)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_attention_is_that_of_float64(recorded: Recorded, number: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention, "_AT_ONCE", 17)
-    points = ask_datapoints(recorded.memory)
-    found = ask_attention(recorded.memory, LAYERS, recorded.checkpoint(number), recorded.datasets, points)
-    groups = [(name, label) for name in ("mnist", "fashion-mnist") for label in range(10)]
-    slots = np.array(groups, dtype=object)
-    own = list(zip(recorded.names, recorded.labels, strict=True))
-    member = np.array([[one == tuple(group) for group in slots] for one in own], dtype=np.float64)
-    for one, layer in zip(found, LAYERS, strict=True):
-        scores = np.abs(recorded.products(layer, number))
-        assert (one.layer, list(one.groups)) == (layer, groups)
-        np.testing.assert_allclose(one.sums, scores @ member, rtol=1e-6)
+    memory, points, checkpoint = recorded.memory, recorded.points, recorded.checkpoint(number)
+    rows = np.array([0, 6, 16])
+    for one in ask_attention(memory, LAYERS, checkpoint, recorded.datasets, points):
+        scores = np.abs(recorded.products(one.layer, number))
+        assert list(one.groups) == GROUPS
+        np.testing.assert_allclose(one.sums, scores @ recorded.groups, rtol=1e-6)
         np.testing.assert_array_equal(one.best, best_images(scores, points.images))
         assert all(len(set(row)) == 3 for row in one.best.tolist()), "three images, not three visits"
+        found = ask_greatest(memory, one.layer, checkpoint, rows, recorded.datasets)
+        expected = [[scores[at, recorded.groups[:, group]].max() for group in range(20)] for at in rows]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        lengths = np.linalg.norm(recorded.keys(one.layer), axis=1)
+        np.testing.assert_allclose(ask_key_norms(memory, one.layer), lengths, rtol=1e-12)
 
 
-def test_classes_without_datapoints_have_no_attention(recorded: Recorded):
+def test_a_checkpoint_leaves_out_what_came_later(recorded: Recorded):
     begun = Checkpoint(recorded.datasets[0], 1, last=True)
-    points = ask_datapoints(recorded.memory)
-    (found,) = ask_attention(recorded.memory, ["layer-1"], begun, recorded.datasets, points)
-    trained = set(zip(recorded.names[:BATCH], recorded.labels[:BATCH], strict=True))
-    assert len(trained) < len(found.groups) == 20
-    for column, group in enumerate(found.groups):
-        assert found.sums[:, column].any() == (group in trained)
+    (found,) = ask_attention(recorded.memory, ["layer-1"], begun, recorded.datasets, recorded.points)
+    trained = recorded.groups[:BATCH].any(axis=0)
+    assert 0 < trained.sum() < 20
+    np.testing.assert_array_equal(found.sums.any(axis=0), trained)
+    slots = best_slots(recorded.memory, "layer-1", "test-mnist", np.array([3, 5]), 4, "step < 10", "dot")
+    assert slots.shape == (2, 4)
+    assert (slots < 10 * BATCH).all()
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_the_greatest_weight_in_each_class(recorded: Recorded, layer: str):
-    rows = np.array([0, 6, 16])
-    found = ask_greatest(recorded.memory, layer, recorded.checkpoint(1), rows, recorded.datasets)
-    scores = np.abs(recorded.products(layer, 1, rows))
-    names, labels = np.array(recorded.names), np.array(recorded.labels)
-    for column, (name, label) in enumerate((name, label) for name in ("mnist", "fashion-mnist") for label in range(10)):
-        np.testing.assert_allclose(
-            found[:, column], scores[:, (names == name) & (labels == label)].max(axis=1), rtol=1e-6
-        )
+def test_hubs_and_dates_are_those_of_float64(recorded: Recorded):
+    memory, points, both = recorded.memory, recorded.points, (recorded.checkpoint(0), recorded.checkpoint(1))
+    norms = {layer: ask_key_norms(memory, layer) for layer in LAYERS}
+    seen = [(one, ask_attention(memory, LAYERS, one, recorded.datasets, points)) for one in both]
+    dates = ask_dates(memory, LAYERS, both[1], points)
+    assert min(COMPARED // 2, SAMPLED) >= 60, "all test images are compared, and dated"
+    for hubs in ask_hubs(memory, seen, points, norms):
+        products = [recorded.products(hubs.layer, number) for number in (0, 1)]
+        asked = np.concatenate([recorded.queries(hubs.layer, number) for number in (0, 1)])
+        lengths = np.outer(np.linalg.norm(asked, axis=1), np.linalg.norm(recorded.keys(hubs.layer), axis=1))
+        signed = np.concatenate(products)
+        for ranking, scores in {"weight": np.abs(signed), "signed": signed, "cosine": signed / lengths}.items():
+            expected = np.bincount(best_images(scores, points.images).ravel(), minlength=len(points.visits))
+            assert getattr(hubs, ranking).counts.tolist() == expected.tolist()
+            assert getattr(hubs, ranking).queries == 120
+        np.testing.assert_allclose(hubs.norms, points.mean_by_image(norms[hubs.layer]), rtol=1e-12)
+        ranked = np.argsort(-products[1], axis=1, kind="stable")[:, :500]
+        np.testing.assert_array_equal(dates[hubs.layer].steps, points.steps[ranked])
+        assert dates[hubs.layer].updates == STEPS
 
 
 def test_rows_are_drawn_once_each():
     assert sampled_rows(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
-    drawn = sampled_rows(1000, 200, 1)
-    assert len(set(drawn.tolist())) == 200
-    assert drawn.tolist() == sorted(drawn.tolist())
-    assert drawn.tolist() == sampled_rows(1000, 200, 1).tolist() != sampled_rows(1000, 200, 2).tolist()
+    drawn = sampled_rows(1000, 200, 1).tolist()
+    assert len(set(drawn)) == 200
+    assert drawn == sorted(drawn) == sampled_rows(1000, 200, 1).tolist() != sampled_rows(1000, 200, 2).tolist()
 
 
-def test_hubs_are_those_of_float64(recorded: Recorded):
-    points = ask_datapoints(recorded.memory)
-    norms = {layer: ask_key_norms(recorded.memory, layer) for layer in LAYERS}
-    seen = [
-        (checkpoint, ask_attention(recorded.memory, LAYERS, checkpoint, recorded.datasets, points))
-        for checkpoint in (recorded.checkpoint(0), recorded.checkpoint(1))
-    ]
-    assert COMPARED >= 120, "all test images are compared"
-    for hubs in ask_hubs(recorded.memory, seen, points, norms):
-        keys = recorded.keys(hubs.layer)
-        products = [recorded.products(hubs.layer, number) for number in (0, 1)]
-        queries = [
-            recorded.memory.query_set(one.query_set, hubs.layer).queries.astype(np.float64)
-            for one in (recorded.checkpoint(0), recorded.checkpoint(1))
-        ]
-        signed = np.concatenate(products)
-        cosine = np.concatenate([cosines(own, keys, asked) for own, asked in zip(products, queries, strict=True)])
-        for ranking, scores in {"weight": np.abs(signed), "signed": signed, "cosine": cosine}.items():
-            expected = np.bincount(best_images(scores, points.images).ravel(), minlength=len(points.visits))
-            assert getattr(hubs, ranking).counts.tolist() == expected.tolist()
-            assert getattr(hubs, ranking).queries == 120
-        means = [norms[hubs.layer][points.images == image].mean() for image in range(len(points.visits))]
-        np.testing.assert_allclose(hubs.norms, means, rtol=1e-12)
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=20))
+def test_an_image_counts_once_a_query(best: list[list[int]]):
+    found = hubs_of(np.array(best), 6)
+    assert found.counts.tolist() == [sum(image in row for row in best) for image in range(6)]
+    assert found.queries == len(best)
 
 
-def test_dates_are_those_of_float64(recorded: Recorded):
-    points = ask_datapoints(recorded.memory)
-    assert SAMPLED >= 60, "all test images are dated"
-    for layer, dates in ask_dates(recorded.memory, LAYERS, recorded.checkpoint(1), points).items():
-        expected = points.steps[ranked(recorded.products(layer, 1))[:, :500]]
-        np.testing.assert_array_equal(dates.steps, expected)
-        assert dates.updates == STEPS
+def test_so_many_slots_surely_hold_three_images():
+    images = np.repeat(np.arange(4), [4, 4, 2, 1])
+    points = Datapoints(np.full(11, "mnist", dtype=object), images, images, np.arange(11))
+    assert enough_for_distinct(points) == 9
+    assert distinct(np.array([[0] * 4 + [1] * 4 + [2]])).tolist() == [[0, 1, 2]]
+    assert distinct(np.array([[4, 4, 2, 4, 1, 0], [3, 3, 3, 3, 3, 3]])).tolist() == [[4, 2, 1], [3, 3, 3]]
 
 
-def test_best_slots_are_those_of_the_mask(recorded: Recorded):
-    found = best_slots(recorded.memory, "layer-1", "test-mnist", np.array([3, 5]), 4, "step < 10", "dot")
-    assert (found < 10 * BATCH).all()
-    assert found.shape == (2, 4)
+ZERO, SEVEN, SHIRT = ("mnist", 4, 0), ("mnist", 8, 7), ("fashion-mnist", 4, 0)
+Settings = dict[str, dict[tuple[str, int, int], float]]
+
+
+def claimed(*layers: Settings) -> list[tuple[str, str]]:
+    """Verdict and measure of both claims; by layer, the images that are often found and their shares."""
+    found = [{name: [OftenFound(*image, share) for image, share in own.items()] for name, own in one.items()}
+             for one in layers]  # fmt: skip
+    return [(claim.verdict, claim.ours) for claim in hub_claims(dict(zip(("single", "joint"), found, strict=False)))]
+
+
+def test_one_image_is_a_hub_in_two_studies():
+    for single, joint, verdicts in (
+        ({"layer-0": {ZERO: 0.06}}, {"layer-1": {ZERO: 0.05, SEVEN: 0.9}}, [HOLDS, HOLDS]),
+        ({"layer-0": {ZERO: 0.2, SEVEN: 0.1}}, {"layer-0": {SEVEN: 0.05}}, [HOLDS, IN_PART]),
+        ({"layer-0": {SHIRT: 0.2}, "layer-1": {SHIRT: 0.2}}, {"layer-0": {}}, [IN_PART, FAILS]),
+        ({"layer-0": {}}, {"layer-0": {}}, [FAILS, FAILS]),
+    ):
+        assert [verdict for verdict, _ in claimed(single, joint)] == verdicts
+    (_, ours), _ = claimed({"layer-0": {ZERO: 0.06}, "layer-1": {ZERO: 0.08}}, {"layer-2": {ZERO: 0.051}})
+    assert "mnist image 4, class 0: 8.0 % in single (layer-1), 5.1 % in joint (layer-2)" in ours
+    assert claimed({"layer-0": {ZERO: 0.06}}) == [], "layers of one study are no different settings"
+
+
+def test_the_report_tells_of_the_greatest_and_of_those_often_found():
+    names = np.array(["fashion-mnist", "mnist", "mnist", "mnist", "fashion-mnist", "mnist"], dtype=object)
+    points = Datapoints(names, np.array([0, 0, 7, 1, 9, 2]), np.array([4, 4, 8, 9, 11, 12]), np.arange(6))
+    weight, signed, cosine = (
+        Hubs(np.array(counts), queries)
+        for counts, queries in (([0, 4, 30, 10, 20, 5], 100), ([0, 9, 0, 9, 0, 8], 50), ([0, 0, 0, 10, 0, 0], 50))
+    )
+    one = hubs_report([LayerHubs("layer-0", weight, signed, cosine, np.arange(1.0, 7.0))], points)["layer-0"]
+    told = [(image["sample"], image["weight"]) for ranking in ("by weight", "by cosine") for image in one[ranking]]
+    assert told == [(11, 0.18), (8, 0.18), (12, 0.16), (8, 0.2)], "what was never found is not among them"
+    assert [image["weight"] for image in one["often"]] == [0.3, 0.1, 0.2, 0.05], "from 1/20 on"
+    assert one["often"][0] == {"dataset": "mnist", "sample": 4, "label": 0, "weight": 0.3, "norm": 3.0}
+    assert (one["queries"], one["compared"]) == (100, 50)
+
+
+def dated(*thirds: tuple[int, int]) -> list[tuple[str, str]]:
+    """Verdict and measure of both claims, where of 100 datapoints so many are of the first and of the last third; the
+    first layer, of which nothing is claimed, comes before."""
+    steps = [np.repeat([0, 15, 29], [early, 100 - early - late, late]) for early, late in ((0, 100), *thirds)]
+    layers = {f"layer-{at}": Dates(np.tile(own, (3, 1)), 30) for at, own in enumerate(steps)}
+    return [(claim.verdict, claim.ours) for claim in date_claims(layers)]
+
+
+def test_dates_are_judged_by_thirds_of_the_training():
+    assert Dates(np.array([[0, 9, 10, 29], [19, 20, 21, 22]]), 30).thirds == [0.25, 0.25, 0.5]
+    for late, verdict in (((37, 20), HOLDS), ((39, 20), IN_PART), ((39, 50), FAILS)):
+        assert dated(*((30, share) for share in late))[0][0] == verdict
+    for first, second, verdict in (
+        ((66, 17), (17, 66), HOLDS),
+        ((66, 17), (66, 16), IN_PART),
+        ((34, 0), (66, 16), IN_PART),
+        ((67, 16), (33, 33), FAILS),
+        ((33, 67), (33, 33), FAILS),
+        ((16, 16), (33, 33), FAILS),
+    ):
+        found, ours = dated(first, second)[1]
+        assert found == verdict
+        assert f"{first[0]}.0 / {100 - sum(first)}.0 / {first[1]}.0 % at layer-1" in ours
+    steps = np.random.default_rng(2).integers(0, 30, (4, 25))
+    kolmogorov = [max(abs(np.mean(row <= step) - (step + 1) / 30) for step in range(30)) for row in steps]
+    np.testing.assert_allclose(Dates(steps, 30).distance(), kolmogorov)

@@ -1,20 +1,27 @@
-"""The paper's recipe: batches and updates."""
+"""The paper's recipe: batches and updates; and parts of a second training masked, or left out of it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from dualform.errors import BadInput
+from dualform.query.engine import Engine, open_memory
+from dualform_studies.images import masking
 from dualform_studies.images.datasets import Split, digits, load_dataset, permuted
+from dualform_studies.images.masking import Part, draw_masks, leave_out, masked_weights, parts, retrain, sweep
 from dualform_studies.images.study import CONTINUAL, JOINT, SINGLE
 from dualform_studies.images.training import (
+    Pair,
     Recipe,
+    TrainedNetwork,
     accuracy,
     batch_rows,
     build_network,
@@ -22,37 +29,45 @@ from dualform_studies.images.training import (
     layer_names,
     mixed_batches,
     predictions,
+    train_in_succession,
     train_part,
     with_weights,
 )
+from dualform_studies.report import Report
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
 
 
 def test_an_image_of_a_mixed_batch_is_that_of_its_datasets_row(made_up_data: Path):
-    chosen = [np.arange(0, 400, 2), np.arange(100)]
-    pair = [
-        replace(load_dataset(name, made_up_data), split=Split(np.arange(400), rows))
-        for name, rows in zip(("mnist", "fashion-mnist"), chosen, strict=True)
-    ]
+    chosen = {"mnist": np.arange(0, 400, 2), "fashion-mnist": np.arange(100)}
+    pair = {
+        name: replace(load_dataset(name, made_up_data), split=Split(np.arange(400), rows))
+        for name, rows in chosen.items()
+    }
     seen = []
-    for batch in mixed_batches(pair, Recipe(batch=20, steps=30), seed=0):
+    for batch in mixed_batches(list(pair.values()), Recipe(batch=20, steps=30), seed=0):
         for inputs, label, row, name in zip(batch.inputs, batch.labels, batch.rows, batch.dataset, strict=True):
-            dataset = pair[["mnist", "fashion-mnist"].index(name)]
-            np.testing.assert_array_equal(inputs, dataset.inputs(dataset.train, np.array([row]))[0])
-            assert label == dataset.train.labels[row]
+            np.testing.assert_array_equal(inputs, pair[name].inputs(pair[name].train, np.array([row]))[0])
+            assert label == pair[name].train.labels[row]
             seen.append((name, int(row)))
-    everything = {("mnist", row) for row in chosen[0]} | {("fashion-mnist", row) for row in chosen[1]}
+    everything = {(name, row) for name, rows in chosen.items() for row in rows}
     assert len(seen) == 600
     assert set(seen[:300]) == set(seen[300:]) == everything, "each epoch holds every image once"
     assert seen[:300] != seen[300:]
 
 
-def test_rows_drawn_by_chance_come_again_before_all_have_come():
-    rows = np.concatenate(list(drawn_rows(np.arange(10, 20), Recipe(batch=5, steps=200), seed=0)))
-    assert set(rows) == set(range(10, 20))
-    assert len(set(rows[:10])) < 10
-
-
-SMALL = Recipe(hidden=(16,), lr=0.1, batch=32, steps=60)
+def test_an_epoch_holds_every_image_once_in_an_order_of_seed_and_part_but_rows_drawn_by_chance_come_again():
+    recipe = Recipe(batch=32, steps=50)
+    rows = np.concatenate(list(batch_rows(np.arange(100), recipe, seed=0, part=0)))
+    epochs = rows.reshape(16, 100)
+    assert (np.sort(epochs, axis=1) == np.arange(100)).all()
+    assert (epochs[0] != epochs[1]).any()
+    for seed, part, same in ((0, 0, True), (0, 1, False), (1, 0, False)):
+        again = np.concatenate(list(batch_rows(np.arange(100), recipe, seed, part)))
+        assert np.array_equal(again, rows) == same
+    by_chance = np.concatenate(list(drawn_rows(np.arange(10, 20), Recipe(batch=5, steps=200), seed=0)))
+    assert set(by_chance) == set(range(10, 20))
+    assert len(set(by_chance[:10])) < 10
 
 
 def test_the_recipe_is_that_of_the_papers_code():
@@ -60,73 +75,148 @@ def test_the_recipe_is_that_of_the_papers_code():
     assert recipe == Recipe(hidden=(800, 800), lr=3e-3, momentum=0.9, clip=1.0, batch=128, steps=3000)
     network = build_network((784, 800, 800, 10), seed=0)
     linear = {name: module for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert tuple(linear) == layer_names((784, 800, 800, 10)) == ("layer-0", "layer-1", "layer-2")
+    assert tuple(linear) == layer_names((784, 800, 800, 10)) == LAYERS
     assert [tuple(module.weight.shape) for module in linear.values()] == [(800, 784), (800, 800), (10, 800)]
     assert all(module.bias is not None for module in linear.values())
     assert [study.recipe for study in (SINGLE, JOINT, CONTINUAL)] == [Recipe(steps=n) for n in (5000, 5000, 3000)]
     assert (SINGLE.runs, SINGLE.moments) == (5, (3000,))
     group = recipe.optimizer(network).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (3e-3, 0.9, 0)
-
-
-def test_steps_below_one_are_refused():
-    assert Recipe().with_steps(None) == Recipe()
+    assert recipe.with_steps(None) == recipe
     with pytest.raises(BadInput, match=r"steps must be at least 1, not 0\."):
-        Recipe().with_steps(0)
+        recipe.with_steps(0)
 
 
-def test_the_seed_alone_governs_the_initial_weights():
-    torch.manual_seed(1)
+def test_training_learns_from_the_seed_alone_and_goes_on_with_the_optimizers_momentum():
+    dataset, recipe = digits(), Recipe(hidden=(16,), lr=0.1, batch=32, steps=60)
     before = torch.random.get_rng_state()
-    first, other = build_network((8, 4, 2), seed=3), build_network((8, 4, 2), seed=4)
+    network, other = (build_network(recipe.widths(dataset), seed) for seed in (0, 4))
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    again = build_network((8, 4, 2), seed=3)
-    assert torch.equal(first[0].weight, again[0].weight)
-    assert not torch.equal(first[0].weight, other[0].weight)
-
-
-def test_an_epoch_holds_every_image_once():
-    recipe = Recipe(batch=32, steps=50)
-    rows = np.concatenate(list(batch_rows(np.arange(100), recipe, seed=0, part=0)))
-    assert len(rows) == 50 * 32
-    epochs = rows.reshape(16, 100)
-    assert (np.sort(epochs, axis=1) == np.arange(100)).all()
-    assert (epochs[0] != epochs[1]).any()
-
-
-def test_seed_and_part_govern_the_order():
-    recipe = Recipe(batch=8, steps=5)
-
-    def order(seed: int, part: int) -> list[int]:
-        return np.concatenate(list(islice(batch_rows(np.arange(100), recipe, seed, part), 5))).tolist()
-
-    assert order(0, 0) == order(0, 0)
-    assert order(0, 0) != order(0, 1)
-    assert order(0, 0) != order(1, 0)
-
-
-def test_training_learns_and_goes_on_with_the_optimizers_momentum():
-    dataset = digits()
-    network = build_network(SMALL.widths(dataset), seed=0)
-    optimizer = SMALL.optimizer(network)
-    seen = []
-    train_part(network, optimizer, dataset, SMALL, seed=0, part=0, progress=lambda *told: seen.append(told))
+    again = build_network(recipe.widths(dataset), seed=0)
+    assert torch.equal(network[0].weight, again[0].weight)
+    assert not torch.equal(network[0].weight, other[0].weight)
+    optimizer, seen = recipe.optimizer(network), []
+    train_part(network, optimizer, dataset, recipe, seed=0, part=0, progress=lambda *told: seen.append(told))
     assert accuracy(network, dataset) > 0.8
-    assert seen[-1] == ("training on digits", 60, 60)
-    assert len(seen) == 60
+    assert (seen[-1], len(seen)) == (("training on digits", 60, 60), 60)
     buffers = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
-    train_part(network, optimizer, permuted(dataset), SMALL.with_steps(1), seed=0, part=1)
+    train_part(network, optimizer, permuted(dataset), recipe.with_steps(1), seed=0, part=1)
     after = [state["momentum_buffer"] for state in optimizer.state.values()]
     assert all(torch.norm(new - 0.9 * old) <= 1.0 + 1e-5 for new, old in zip(after, buffers, strict=True))
-
-
-def test_predictions_leave_the_network_in_its_mode():
-    dataset = digits()
-    network = build_network(SMALL.widths(dataset), seed=0)
-    network.train()
+    assert network.train() is network
     classes = predictions(network, dataset, dataset.train)
-    assert network.training
-    assert classes.shape == (1400,)
-    copy = with_weights(SMALL.widths(dataset), network.state_dict())
+    assert network.training, "predictions leave it in its mode"
+    copy = with_weights(recipe.widths(dataset), network.state_dict())
     np.testing.assert_array_equal(predictions(copy, dataset, dataset.train), classes)
+
+
+RECIPE = Recipe(hidden=(24, 16), lr=0.05, batch=32, steps=60)
+
+
+@dataclass
+class Recorded:
+    pair: Pair
+    trained: TrainedNetwork
+    memory: Engine
+    swept: list[Report]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    folder, pair = tmp_path_factory.mktemp("masking") / "run", (digits(), permuted(digits()))
+    trained = train_in_succession(pair, RECIPE, seed=3, record_to=folder)
+    chosen = parts(pair[1])
+    with open_memory(folder) as memory:
+        retrained = retrain(trained, chosen, pair, RECIPE, seed=3)
+        yield Recorded(pair, trained, memory, sweep(memory, chosen, retrained, trained, pair, RECIPE))
+
+
+def terms(memory: Engine, layer: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Keys with a one for the bias, values with all factors, and the columns of all slots, in float64."""
+    columns = memory.sql("SELECT step, dataset, label FROM slots ORDER BY slot")
+    clip = memory.sql("SELECT clip FROM steps ORDER BY step")["clip"].astype(np.float64)
+    count, store = 2 * RECIPE.steps * RECIPE.batch, memory._view.snapshot
+    keys = np.column_stack([store.keys(layer).entry_block(0, count).astype(np.float64), np.ones(count)])
+    # What SGD with momentum makes of the gradient of each step by the end.
+    left = 2 * RECIPE.steps - np.arange(2 * RECIPE.steps)
+    factors = -RECIPE.lr * (1 - RECIPE.momentum**left) / (1 - RECIPE.momentum) * clip
+    values = store.values(layer).block(0, count).astype(np.float64) * factors[columns["step"]][:, None]
+    return keys, values, {name: columns[name] for name in ("step", "dataset", "label")}
+
+
+def masked_by(part: Part, columns: dict[str, np.ndarray], pair: Pair) -> np.ndarray:
+    """bool[T], in NumPy's own words."""
+    second = columns["dataset"] == pair[1].name
+    return second if part.label is None else np.asarray(second & (columns["label"] == part.label))
+
+
+def test_masked_weights_accuracy_and_what_cancels_are_those_of_numpys_sums(recorded: Recorded):
+    memory, pair = recorded.memory, recorded.pair
+    begun = build_network(RECIPE.widths(pair[0]), seed=3).state_dict()
+    of_layers = {layer: terms(memory, layer) for layer in LAYERS}
+    for part, row in zip(parts(pair[1]), recorded.swept[1:], strict=True):
+        found, direct, weights = masked_weights(memory, part), memory.weights(part.mask), {}
+        for layer, (keys, values, columns) in of_layers.items():
+            gone = masked_by(part, columns, pair)
+            both = values[~gone].T @ keys[~gone]
+            for name, own in ((f"{layer}.weight", both[:, :-1]), (f"{layer}.bias", both[:, -1])):
+                weights[name] = begun[name].double().numpy() + own
+                np.testing.assert_allclose(found[name].double(), weights[name], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(found[name], direct[name], rtol=1e-5, atol=1e-6)
+            whole = np.linalg.norm(values[gone].T @ keys[gone])
+            assert row["moved"][layer] == pytest.approx(whole / np.linalg.norm(values.T @ keys), rel=1e-4)
+            weighed = keys[gone, :-1]
+            norms = np.linalg.norm(weighed, axis=1) * np.linalg.norm(values[gone], axis=1)
+            whole = np.linalg.norm(values[gone].T @ weighed)
+            assert row["cancellation"][layer] == pytest.approx(norms.sum() / whole, rel=1e-4)
+        for dataset in pair:
+            signal = dataset.inputs(dataset.test).astype(np.float64)
+            for layer in LAYERS:
+                signal = signal @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+                signal = np.maximum(signal, 0) if layer != LAYERS[-1] else signal
+            right = int((signal.argmax(axis=1) == dataset.test.labels).sum())
+            assert row["masked"][dataset.name] * len(dataset.test) == pytest.approx(right, abs=1)
+    swept, first = recorded.swept, pair[0].name
+    assert swept[0]["masked"] == swept[0]["retrained"]
+    assert swept[1]["masked"][first] > swept[0]["masked"][first]
+
+
+def test_without_the_second_dataset_it_is_the_network_after_the_first_and_without_a_class_speaks_against_it(
+    recorded: Recorded,
+):
+    pair, trained = recorded.pair, recorded.trained
+    (weights,) = retrain(trained, parts(pair[1])[:1], pair, RECIPE, seed=3)
+    assert all(torch.equal(weights[name], trained.after_first[name]) for name in trained.final)
+    whole = leave_out(trained, 10, pair, RECIPE, seed=3)
+    assert all(torch.equal(whole[name], trained.final[name]) for name in whole), "no class 10, so nothing is left out"
+    # Where no image is of a class, every error signal of its output is positive, and its bias falls.
+    weights = leave_out(trained, 4, pair, RECIPE, seed=3)
+    assert (weights["layer-2.bias"] - trained.after_first["layer-2.bias"])[4] < 0
+    second = pair[1]
+    taken = list(masking._rows_without(4, second, RECIPE, seed=3))
+    assert [len(rows) for rows in taken] == [RECIPE.batch] * RECIPE.steps
+    left = np.concatenate(taken)
+    order = np.concatenate(list(batch_rows(second.split.trained, RECIPE.with_steps(100), seed=3, part=1)))
+    np.testing.assert_array_equal(left, order[second.train.labels[order] != 4][: len(left)])
+
+
+def row(part: str, masked: float, retrained: float) -> dict[str, Any]:
+    accuracies = {"masked": masked, "retrained": retrained}
+    found = {kind: {"digits": first, "permuted-digits": 1 - first} for kind, first in accuracies.items()}
+    more = {"cancellation": {"layer-0": 12.4, "layer-1": 150.6}, "moved": {"layer-0": 0.25, "layer-1": 0.125}}
+    return {"part": part, **found, **(more if part != "nothing" else {})}
+
+
+def test_masks_are_rows_in_percent_told_apart_by_a_hatch(tmp_path: Path, drawn: list[Figure]):
+    swept = [row("nothing", 0.5, 0.5), row("all of permuted-digits", 0.9, 0.95), row("its class 0, 0", 0.1, 0.6)]
+    draw_masks(tmp_path / "masks.png", swept, (digits(), permuted(digits())))
+    first, second, cancellation, moved = drawn[0].get_axes()
+    assert [panel.get_xlabel() for panel in (first, second)] == ["test accuracy (%)"] * 2
+    assert [text.get_text() for text in first.texts] == ["50", "90", "10", "50", "95", "60"]
+    assert [text.get_text() for text in second.texts] == ["50", "10", "90", "50", "5", "40"]
+    assert [tick.get_text() for tick in first.get_yticklabels()] == ["nothing", "all of permuted-digits", "class 0, 0"]
+    assert [text.get_text() for text in cancellation.texts + moved.texts] == ["151"] * 2 + ["0.25"] * 2
+    assert list(cancellation.get_lines()[0].get_ydata()) == [1, 2], "nothing left out has no cancellation"
+    assert [bar.get_hatch() for bar in first.patches] == [None] * 3 + ["/////"] * 3
+    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["terms removed", "retrained"]

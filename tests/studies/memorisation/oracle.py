@@ -35,11 +35,10 @@ def forward(w: dict[str, np.ndarray], points: np.ndarray, heads=(1.0, 1.0, 1.0))
 class Watched:
     """A plain PyTorch training of the same recipe; what its value projection saw and was told, in NumPy."""
 
-    def __init__(self, facts: Facts, recipe: Recipe, seed: int, left_out: int | None = None) -> None:
+    def __init__(self, facts: Facts, recipe: Recipe, seed: int) -> None:
         self.network = network = build_network(seed)
         self.begun = weights_of(build_network(seed))["value"]
         optimizer = torch.optim.SGD(network.parameters(), lr=recipe.lr, momentum=recipe.momentum)
-        kept = torch.tensor([float(pair != left_out) for pair in range(25)])
         seen: list[torch.Tensor] = []
 
         def watch(module, args, output):
@@ -49,9 +48,8 @@ class Watched:
         handle = network.value.register_forward_hook(watch)
         keys, errors = [], []
         for _ in range(recipe.steps):
-            losses = cross_entropy(network(facts.pairs), facts.next_tokens, reduction="none")
             optimizer.zero_grad()
-            (losses @ kept / 25).backward()
+            cross_entropy(network(facts.pairs), facts.next_tokens).backward()
             optimizer.step()
             keys.append(seen[0].double().numpy())
             errors.append(seen[1].grad.double().numpy())

@@ -10,7 +10,6 @@ import torch
 
 from dualform_studies.memorisation.heads import (
     Alone,
-    Overlaps,
     OwnSets,
     construct,
     cut_off,
@@ -28,6 +27,7 @@ from dualform_studies.memorisation.simplex import (
     over_simplex,
     triangles_of,
 )
+from dualform_studies.memorisation.torus import word_angles
 from dualform_studies.memorisation.transformer import (
     Ensemble,
     Facts,
@@ -73,11 +73,6 @@ def test_chance_is_what_independent_draws_come_to():
     assert one.shared_by_chance(0, 1, 2) == pytest.approx(np.mean(all_three))
 
 
-def test_means_over_networks():
-    found = Overlaps.of([alone("110100", "010110"), alone("110000", "001111")])
-    assert (found.networks, found.sizes, found.union, found.partitions) == (2, 6.0, 5.0, 1)
-
-
 def test_heads_speak_alone_as_the_live_network_has_them():
     facts, networks = draw_facts(3), [build_network(3, heads=4), build_network(4, heads=4)]
     for network, found in zip(networks, heads_alone(Ensemble(networks, [facts, facts])), strict=True):
@@ -88,19 +83,14 @@ def test_heads_speak_alone_as_the_live_network_has_them():
         np.testing.assert_array_equal(found.together, facts.right(network(facts.pairs)))
 
 
-@pytest.mark.parametrize("heads", [1, 3, 8])
-def test_pairs_are_dealt_evenly(heads):
-    dealt = deal(5, heads)
-    assert (dealt.sum(axis=0) == 1).all()
-    assert np.ptp(dealt.sum(axis=1)) <= 1
-    assert not np.array_equal(deal(6, 3), deal(5, 3))
-
-
 def test_heads_learn_what_they_were_dealt():
     found = train_own_sets(Recipe(own_steps=150, adam_lr=0.02), [1, 2], heads=4)
     known = np.stack([one.known for one in found.networks])
     assert known.shape == (2, 4, 25)
     assert (found.own > 0.7).all()
+    assert (found.owned.sum(axis=1) == 1).all()
+    assert np.ptp(found.owned.sum(axis=2)) <= 1
+    assert not np.array_equal(*found.owned)
     assert (found.own > (known & ~found.owned).sum(axis=(1, 2)) / 75).all()
     np.testing.assert_array_equal(found.owned[1], deal(2, 4))
 
@@ -118,37 +108,27 @@ def test_success_asks_for_every_set_and_for_all_together():
     np.testing.assert_allclose(found.own, [1, 0.96, 1])
 
 
-def test_features_tell_the_attention_of_the_constructed_network():
-    facts = draw_facts(0)
-    made = construct(facts, 0, 1)
-    assert made is not None
-    network = made.network
-    words = network.word.weight.detach().T
-    angles = torch.atan2(
-        words @ torch.tensor([1.0, 1, -2]).double() / 6**0.5, words @ torch.tensor([1.0, -1, 0]).double() / 2**0.5
-    )
-    planes, found = cut_off(angles.numpy(), made.owned)
-    assert found.all()
-    margins = planes @ features(angles.numpy()).T
-    assert np.abs(margins).min() > 29.9
-    np.testing.assert_array_equal(margins > 0, made.owned)
-    pattern = network.pattern(network.stream(network.embed(facts.pairs)))[:, :, 1].T.detach().numpy()
-    np.testing.assert_allclose(pattern, 1 / (1 + np.exp(-margins.clip(-100, 100))), atol=1e-9)
-
-
 @pytest.mark.parametrize("seed", [0, 1, 4])
-def test_a_constructed_network_parts_all_pairs_between_its_heads(seed):
+def test_a_constructed_network_parts_all_pairs_between_its_heads_by_planes_in_its_features(seed):
     facts = draw_facts(seed)
     made = construct(facts, seed, 2)
     assert made is not None
-    network = made.network
-    for head, own in enumerate(made.owned):
-        weights = torch.eye(len(made.owned), dtype=torch.float64)[head : head + 1]
-        np.testing.assert_array_equal(facts.right(network(facts.pairs, weights)), own)
-        assert len(set(facts.next_tokens[own].tolist())) == 1
-    assert (made.owned.sum(axis=0) == 1).all()
+    network, owned = made.network, made.owned
+    assert (owned.sum(axis=0) == 1).all()
+    assert [len(set(facts.next_tokens[own].tolist())) for own in owned] == [1] * len(owned)
+    weights = torch.eye(len(owned), dtype=torch.float64)
+    known = [facts.right(network(facts.pairs, weights[head : head + 1])) for head in range(len(owned))]
+    np.testing.assert_array_equal(known, owned)
     assert facts.right(network(facts.pairs)).all()
-    assert not facts.right(network(facts.pairs, torch.zeros(1, len(made.owned), dtype=torch.float64))).any()
+    assert not facts.right(network(facts.pairs, 0 * weights[:1])).any()
+    angles = word_angles(network)
+    planes, cut = cut_off(angles, owned)
+    assert cut.all()
+    margins = planes @ features(angles).T
+    assert np.abs(margins).min() > 29.9
+    np.testing.assert_array_equal(margins > 0, owned)
+    pattern = network.pattern(network.stream(network.embed(facts.pairs)))[:, :, 1].T.detach().numpy()
+    np.testing.assert_allclose(pattern, 1 / (1 + np.exp(-margins.clip(-100, 100))), atol=1e-9)
 
 
 def test_a_second_token_with_all_next_tokens_cannot_be_silent():
@@ -218,9 +198,8 @@ def test_made_up_triangles_show_their_pattern(simplex, corners, middles, pattern
 
 def test_a_stricter_rule_finds_less(simplex):
     accuracy = made(simplex, (0.7, 0.4, 0.4))
-    assert Rule().pattern(simplex, accuracy) == "one corner"
-    assert Rule(large=0.75).pattern(simplex, accuracy) == "none"
-    assert Rule(greater=1 / 3).pattern(simplex, accuracy) == "none"
+    rules = Rule(), Rule(large=0.75), Rule(greater=1 / 3)
+    assert [rule.pattern(simplex, accuracy) for rule in rules] == ["one corner", "none", "none"]
 
 
 def test_every_class_of_every_network_is_counted_once():

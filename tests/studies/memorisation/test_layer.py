@@ -15,7 +15,6 @@ from dualform_studies.memorisation.layer import (
     layer_maps,
     level_lines,
     measure_edges,
-    raw_patterns,
     ridges,
     shifted_as_near,
     steepness,
@@ -70,11 +69,6 @@ def test_each_part_by_hand(network, pattern):
             np.testing.assert_allclose(maps.words[head, row, column], words, atol=1e-12)
             spoken = w["output"][:, rows] @ w["value"][rows] @ (positions + words)
             np.testing.assert_allclose(maps.heads[head, row, column], spoken, atol=1e-11)
-
-
-def test_raw_patterns_are_the_logits_of_attention(network):
-    raw, to_first = raw_patterns(network, POINTS), attention_maps(network, POINTS)
-    np.testing.assert_allclose(1 / (1 + np.exp(-raw)), to_first, atol=1e-12)
 
 
 def test_colours_add_and_are_not_clipped(network):

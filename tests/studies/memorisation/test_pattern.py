@@ -21,10 +21,8 @@ from dualform_studies.memorisation.polynomial import (
     draw_level_lines,
     evaluate,
     head_coefficients,
-    one_dimensional,
     random_heads,
     raw_pattern,
-    through_heads,
 )
 from dualform_studies.memorisation.torus import depth, grid_angles, grid_of, name_places
 from dualform_studies.memorisation.transformer import build_network
@@ -48,26 +46,17 @@ def test_a_circle_goes_through_its_three_points():
     np.testing.assert_allclose(radii, radii[0])
 
 
-def test_all_patterns_on_the_way_are_patterns(heads):
-    circle = through_heads(heads)
-    for turn in np.linspace(0, 2 * np.pi, 9):
-        found = circle.at(turn)
-        np.testing.assert_allclose(found[-2:], -found[-4:-2])
-    angles = grid_angles(8)
-    np.testing.assert_allclose(one_dimensional(0)(*angles), one_dimensional(2 * np.pi)(*angles), atol=1e-12)
-
-
 def test_the_animation_moves_all_the_way_and_is_small(tmp_path, heads):
-    path = draw_level_lines(tmp_path / "level-line.png", heads, frames=6)
+    path = draw_level_lines(tmp_path / "level-line.png", heads, frames=3)
     with Image.open(path) as picture:
         assert picture.format == "PNG"
-        assert picture.n_frames == 6
+        assert picture.n_frames == 3
         assert picture.info["loop"] == 0
         pictures = []
-        for frame in range(6):
+        for frame in range(3):
             picture.seek(frame)
             pictures.append(np.asarray(picture.convert("RGB")))
-    assert len({one.tobytes() for one in pictures}) == 6
+    assert len({one.tobytes() for one in pictures}) == 3
     assert path.stat().st_size <= LARGEST_PNG
     assert path.with_suffix(".svg").read_text().lstrip().startswith("<?xml")
 
@@ -178,13 +167,6 @@ def test_an_error_in_the_polynomial_would_be_seen(monkeypatch: pytest.MonkeyPatc
     wrong[1, 0] += 1e-3 * spread
     monkeypatch.setattr("dualform_studies.memorisation.pattern.head_coefficients", lambda network: wrong)
     assert polynomial_error(network, POINTS) == pytest.approx(1e-3, rel=1e-6)
-
-
-def test_two_harmonics_are_tied():
-    for head in random_heads(3, 5):
-        found = coefficients(*head)
-        assert found[-2:].tolist() == (-found[-4:-2]).tolist()
-        assert found[-2:].all()
 
 
 @pytest.mark.parametrize(("dimension", "free"), [(1, 5), (2, 8), (3, 9), (4, 9)])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 
-from dualform_studies.memorisation.boosting import WAYS, boost, boundaries, learning, train_ways
-from dualform_studies.memorisation.simplex import classes_of, over_simplex, weightings
+from dualform_studies.memorisation.boosting import WAYS, learning, train_ways
+from dualform_studies.memorisation.simplex import classes_of, over_simplex
 from dualform_studies.memorisation.torus import attention_maps, cells, class_map, directions, on_circle, word_angles
 from dualform_studies.memorisation.transformer import (
     TOKENS,
-    Ensemble,
     Recipe,
     build_network,
     draw_facts,
@@ -47,26 +48,15 @@ def test_facts_are_all_pairs_with_a_token_each():
     assert not torch.equal(draw_facts(2).next_tokens, FACTS.next_tokens)
 
 
-def test_patterns_and_logits_are_those_worked_out_by_hand(network):
-    w = oracle.weights_of(network)
-    exact = build_network(0).double()
-    exact.load_state_dict(network.state_dict())
+@pytest.mark.parametrize("heads", [(1.0, 1.0, 1.0), (0.5, 0.0, 2.0)])
+def test_patterns_and_logits_are_those_worked_out_by_hand_with_heads_weighed(network, heads):
+    w, exact = oracle.weights_of(network), deepcopy(network).double()
     patterns = exact.pattern(exact.stream(exact.embed(FACTS.pairs))).detach().numpy()
-    logits = exact(FACTS.pairs).detach().numpy()
-    for at, pair in enumerate(FACTS.pairs.tolist()):
-        expected = oracle.forward(w, points_of(w, pair))
-        np.testing.assert_allclose(patterns[at], expected[0], atol=1e-9)
-        np.testing.assert_allclose(logits[at], expected[1], atol=1e-8)
-    np.testing.assert_allclose(network(FACTS.pairs).detach().numpy(), logits, atol=1e-4)
-
-
-def test_heads_are_weighed(network):
-    w = oracle.weights_of(network)
-    heads = torch.tensor([[0.5, 0.0, 2.0]])
-    logits = network(FACTS.pairs, heads).detach().numpy()
-    for at, pair in enumerate(FACTS.pairs.tolist()):
-        expected = oracle.forward(w, points_of(w, pair), heads[0].tolist())[1]
-        np.testing.assert_allclose(logits[at], expected, atol=1e-4)
+    logits = exact(FACTS.pairs, torch.tensor([heads], dtype=torch.float64)).detach().numpy()
+    expected = [oracle.forward(w, points_of(w, pair), heads) for pair in FACTS.pairs.tolist()]
+    np.testing.assert_allclose(patterns, [one for one, _ in expected], atol=1e-9)
+    np.testing.assert_allclose(logits, [one for _, one in expected], atol=1e-8)
+    np.testing.assert_allclose(network(FACTS.pairs, torch.tensor([heads])).detach().numpy(), logits, atol=1e-4)
 
 
 def test_words_lie_on_a_circle_at_their_angles(network):
@@ -94,30 +84,27 @@ def test_maps_hold_the_network_at_the_centres_of_their_cells(network):
 
 def test_the_simplex_holds_single_heads_in_its_corners_and_the_network_in_its_centre(network):
     simplex = over_simplex(network, FACTS, 6)
+    assert simplex.weights.shape == np.unique(simplex.weights, axis=0).shape == (28, 3)
     np.testing.assert_allclose(simplex.weights.sum(axis=1), 3)
-    assert len(simplex.weights) == 28
-    for weights in [(3, 0, 0), (0, 3, 0), (0, 0, 3), (1, 1, 1), (1.5, 1, 0.5)]:
-        logits = network(FACTS.pairs, torch.tensor([weights], dtype=torch.float32)).detach()
-        row = simplex.at(*weights)
-        np.testing.assert_array_equal(simplex.right[row], FACTS.right(logits))
-        likely = logits.double().softmax(dim=1)[range(25), FACTS.next_tokens].numpy()
-        np.testing.assert_allclose(simplex.probability[row], likely, atol=1e-5)
-        assert ((simplex.lead[row] > 0) == simplex.right[row]).all()
-        at = int(simplex.lead[row].argmax())
-        others = np.delete(logits[at].numpy(), FACTS.next_tokens[at])
-        assert simplex.lead[row, at] == pytest.approx(logits[at, FACTS.next_tokens[at]].item() - others.max(), abs=1e-4)
-        assert simplex.accuracy[row] == FACTS.right(logits).mean()
+    logits = network(FACTS.pairs, torch.from_numpy(simplex.weights).float()[:, None]).detach().double()
+    true = np.arange(25), FACTS.next_tokens.numpy()
+    likely, others = logits.softmax(dim=-1).numpy(), logits.clone()
+    others[:, *true] = -torch.inf
+    lead = logits[:, *true] - others.amax(dim=-1)
+    np.testing.assert_array_equal(simplex.right, FACTS.right(logits))
+    np.testing.assert_allclose(simplex.probability, likely[:, *true], atol=1e-5)
+    np.testing.assert_allclose(simplex.lead, lead, atol=1e-4)
+    np.testing.assert_array_equal(simplex.accuracy, FACTS.right(logits).mean(axis=1))
     np.testing.assert_array_equal(simplex.right[simplex.at(1, 1, 1)], FACTS.right(network(FACTS.pairs)))
-    for token, pairs in classes_of(FACTS).items():
-        members = FACTS.next_tokens.numpy() == TOKENS.index(token)
-        np.testing.assert_array_equal(pairs, members)
-        np.testing.assert_allclose(simplex.accuracy_of(pairs), simplex.right[:, members].mean(axis=1))
-
-
-def test_a_weighting_is_there_once():
-    assert len(np.unique(weightings(9), axis=0)) == len(weightings(9)) == 55
+    assert [simplex.weights[simplex.at(*one)].tolist() for one in ((3, 0, 0), (1.5, 1, 0.5))] == [
+        [3, 0, 0],
+        [1.5, 1, 0.5],
+    ]
     with pytest.raises(IndexError):
-        over_simplex(build_network(0), FACTS, 2).at(1, 1, 1)
+        simplex.at(1.1, 0.9, 1)
+    for token, pairs in classes_of(FACTS).items():
+        np.testing.assert_array_equal(pairs, FACTS.next_tokens.numpy() == TOKENS.index(token))
+        np.testing.assert_allclose(simplex.accuracy_of(pairs), simplex.right[:, pairs].mean(axis=1))
 
 
 def test_cells_are_those_of_the_direction_that_is_looked_at(network):
@@ -146,18 +133,6 @@ def test_each_network_is_trained_as_it_would_be_alone():
     assert (ensemble.curve.loss[-1] < ensemble.curve.loss[0]).all()
 
 
-def test_a_pair_that_does_not_count_is_left_out_of_the_training():
-    facts, counted = draw_facts(3), torch.ones(2, 1, 25)
-    counted[1, 0, 7] = 0
-    ensemble = Ensemble([build_network(3)] * 2, [facts] * 2)
-    ensemble.train(RECIPE.steps, SGD, counted=counted)
-    for member, left_out in enumerate([None, 7]):
-        alone = Watched(facts, RECIPE, 3, left_out).network.state_dict()
-        for name, weight in ensemble.weights(member).items():
-            torch.testing.assert_close(weight, alone[name], rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(ensemble.weights(0)["value.weight"], ensemble.weights(1)["value.weight"], atol=1e-3)
-
-
 @pytest.mark.parametrize("embeddings", [True, False])
 def test_one_head_learns_and_the_others_stay(embeddings: bool):
     ensemble = ensemble_of([3])
@@ -165,13 +140,10 @@ def test_one_head_learns_and_the_others_stay(embeddings: bool):
     ensemble.train(5, SGD, heads=torch.tensor([[1.0, 1.0, 0.0]]), learns=learning(1, embeddings))
     moved = {name: (weight != before[name]).numpy() for name, weight in ensemble.weights(0).items()}
     head = np.arange(9) // 3 == 1
-    for name in ("query", "key", "value"):
-        assert moved[f"{name}.weight"][head].all()
-        assert not moved[f"{name}.weight"][~head].any()
-    assert moved["output.weight"][:, head].all()
-    assert not moved["output.weight"][:, ~head].any()
-    for name in ("word", "position", "unembedding"):
-        assert moved[f"{name}.weight"].any() == embeddings
+    for name in ("query", "key", "value", "output"):
+        rows = moved[f"{name}.weight"] if name != "output" else moved["output.weight"].T
+        assert rows.any(axis=1).tolist() == rows.all(axis=1).tolist() == head.tolist()
+    assert {moved[f"{name}.weight"].any() for name in ("word", "position", "unembedding")} == {embeddings}
 
 
 def test_every_way_is_trained_from_the_same_start():
@@ -186,15 +158,6 @@ def test_every_way_is_trained_from_the_same_start():
     for step in (0, 25):
         np.testing.assert_array_equal(shared.loss[shared.at(step)], frozen.loss[frozen.at(step)])
     assert (shared.loss[-1] != frozen.loss[-1]).all()
-
-
-def test_many_heads_are_boosted_one_after_the_other():
-    ensemble = boost(RECIPE, [3], 4, "shared", None)
-    assert boundaries(RECIPE, 4) == [25, 33, 41, 49]
-    first = ensemble_of([3], heads=4)
-    first.train(25, SGD, heads=torch.tensor([[1.0, 0, 0, 0]]), learns=learning(0, True, 4))
-    np.testing.assert_array_equal(ensemble.curve.loss[ensemble.curve.at(25)], first.curve.loss[-1])
-    assert ensemble.curve.steps[-1] == 49
 
 
 def test_every_weighting_answers_and_counts():

@@ -32,15 +32,15 @@ def told(out: Path) -> Report:
 
 
 @pytest.fixture(scope="module")
-def stored(coarse_figures: None, tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Run:
+def stored(tmp_path_factory: pytest.TempPathFactory, made_up_data: Path) -> Run:
     out = tmp_path_factory.mktemp("runs") / "aesop"
-    return out, run_language_study(AESOP, Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3), RECIPE)
+    return out, run_language_study(AESOP, Assignment(out=out, data=made_up_data, prompts=_PROMPTS, seed=3), RECIPE)
 
 
 @pytest.fixture(scope="module")
-def oracle(stored: Run, texts: Path) -> tuple[Corpus, Tokens, Any, Any]:
+def oracle(stored: Run, made_up_data: Path) -> tuple[Corpus, Tokens, Any, Any]:
     """The corpus and its training tokens, stored keys float64[T, d] in slot order and their positions int64[T]."""
-    corpus = load_corpus("aesop", texts)
+    corpus = load_corpus("aesop", made_up_data)
     tokens = Vocabulary(corpus.whole, "character").encode(corpus.train)
     memory = Snapshot.open(stored[0])
     count = memory.count("token")
@@ -121,6 +121,9 @@ def test_other_queries_of_the_test_text_are_held_against_their_form(stored: Run,
     (form, timing) = forms_of(5)
     assert told[timing.claim]["in_the_test_text"] == corpus.test.count("at one time") > 12
     places = form.cases(vocabulary.encode(corpus.test), corpus).places
+    asked = [vocabulary.encode(prompt["text"][-100:]).ids for prompt in stored[1]["prompts"]]
+    queries = torch.cat([network.queries(torch.from_numpy(ids))[-1:] for ids in asked]).numpy()
+    np.testing.assert_array_equal(np.load(report_folder(stored[0]) / "queries.npy"), queries)
     chosen = places[np.unique(np.linspace(0, len(places) - 1, 12).round().astype(int))]
     cases, expected = set(form.cases(tokens, corpus).places.tolist()), []
     for place in chosen:
@@ -130,16 +133,6 @@ def test_other_queries_of_the_test_text_are_held_against_their_form(stored: Run,
         expected.append(len(cases & set(read[np.argsort(-sums, kind="stable")[:10]].tolist())))
     assert told[form.claim]["of_ten"] == expected
     assert told[form.claim]["of_all"] == len(cases & set(read.tolist()))
-
-
-def test_queries_are_the_final_networks(stored: Run, oracle: Any) -> None:
-    corpus = oracle[0]
-    vocabulary = Vocabulary(corpus.whole, "character")
-    network = build_network(len(vocabulary), RECIPE, seed=0)
-    network.load_state_dict(load_file(stored[0] / "weights" / "final.safetensors"))
-    read = [vocabulary.encode(prompt["text"][-100:]).ids for prompt in stored[1]["prompts"]]
-    expected = [network.queries(torch.from_numpy(ids))[-1:] for ids in read]
-    np.testing.assert_array_equal(np.load(report_folder(stored[0]) / "queries.npy"), torch.cat(expected).numpy())
 
 
 def test_the_page_shows_the_papers_passages_beside_ours(stored: Run) -> None:
@@ -154,9 +147,11 @@ def test_the_page_shows_the_papers_passages_beside_ours(stored: Run) -> None:
     assert len({claim["claim"] for claim in told(out)["claims"]}) == len(told(out)["claims"])
 
 
-def test_a_rerun_gives_the_same_page_without_storing_a_key(stored: Run, texts: Path, tmp_path: Path) -> None:
+def test_a_rerun_gives_the_same_page_without_storing_a_key(stored: Run, made_up_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "aesop"
-    report = run_language_study(AESOP, Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3, rerun=True), RECIPE)
+    report = run_language_study(
+        AESOP, Assignment(out=out, data=made_up_data, prompts=_PROMPTS, seed=3, rerun=True), RECIPE
+    )
     for one, other in zip(report["prompts"], stored[1]["prompts"], strict=True):
         # Ids, scores and signed sums to the last bit; absolute ones of so few positions to 1e-6.
         assert one["digests"] == other["digests"]
@@ -168,5 +163,5 @@ def test_a_rerun_gives_the_same_page_without_storing_a_key(stored: Run, texts: P
     assert not list(out.rglob("*.faiss"))
     assert report["disk_bytes"] < stored[1]["disk_bytes"]
     with pytest.raises(BadInput, match="already contains a run") as error:
-        run_language_study(AESOP, Assignment(out=out, data=texts, prompts=("more",), seed=3))
+        run_language_study(AESOP, Assignment(out=out, data=made_up_data, prompts=("more",), seed=3))
     assert error.value.hint == "Pass another folder with --out, and all prompts at once."

@@ -14,14 +14,13 @@ from dualform.errors import AlreadyExists, BadInput, NotFound
 from dualform_studies.assignment import Assignment
 from dualform_studies.report import report_folder
 from dualform_studies.text.corpora import Vocabulary
-from dualform_studies.text.study import AESOP, WIKITEXT2, LanguageStudy, check_same, run_language_study
+from dualform_studies.text.study import AESOP, WIKITEXT2, LanguageStudy, run_language_study
 from dualform_studies.text.task import Task
 from dualform_studies.text.training import (
     LanguageModel,
     Recipe,
     begin,
     build_network,
-    choose_preset,
     chunks,
     train,
 )
@@ -74,15 +73,11 @@ def test_the_seed_decides_every_bit_and_draws_nothing_from_elsewhere() -> None:
     after = torch.rand(3)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(3), after)
+    assert np.mean(losses[-3:]) < losses[0]
     second, again = _trained(recipe, seed=5)
     assert losses == again
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert _trained(recipe, seed=6)[1] != losses
-
-
-def test_training_learns() -> None:
-    _, losses = _trained(replace(_RECIPE, hidden=24, steps=80, reset=0.01), seed=0)
-    assert np.mean(losses[-10:]) < 0.6 * losses[0]
 
 
 @pytest.mark.parametrize("reset", [0.0, 1.0, 0.4])
@@ -120,47 +115,21 @@ def test_weights_begin_as_the_paper_has_them() -> None:
     assert _RECIPE.slots == 3 * 8 * 12
 
 
-def test_a_preset_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    presets = {"laptop": _RECIPE, "paper": replace(_RECIPE, hidden=9)}
-    assert choose_preset(presets, None) is presets["laptop"]
-    assert choose_preset(presets, "paper").hidden == 9
-    with pytest.raises(NotFound, match="no preset 'phone'") as error:
-        choose_preset(presets, "phone")
-    assert error.value.hint == "Presets: laptop, paper."
-
-
-_THERE = {
-    "seed": 3,
-    "preset": "laptop",
-    "rerun": False,
-    "recipe": {"steps": 20},
-    "corpus": {"digest": "d"},
-}
-
-
-def test_what_is_not_said_is_taken_as_it_is() -> None:
-    assignment = Assignment(Path("run"))
-    for said in ({}, {"seed": 3}, {"steps": 20}, {"preset": "laptop"}):
-        check_same(_THERE, replace(assignment, **said), "d")
-
-
-@pytest.mark.parametrize("seed", [0, 4])
-def test_another_seed_is_refused_even_where_it_is_the_usual_one(seed: int) -> None:
-    with pytest.raises(AlreadyExists, match=rf"contains a run with seed 3, not {seed}\."):
-        check_same(_THERE, Assignment(Path("run"), seed=seed), "d")
-
-
-def test_prompts_can_be_asked_of_a_finished_run(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "aesop"
+def test_prompts_can_be_asked_of_a_finished_run(made_up_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
     recipe = replace(RECIPE, steps=20)
-    assignment = Assignment(out=out, data=texts, seed=3)
+    assignment = Assignment(out=out, data=made_up_data, seed=3)
     first = run_language_study(AESOP, replace(assignment, prompts=("The Hare",)), recipe)
     after = run_language_study(AESOP, replace(assignment, prompts=("far away", "The Hare")))
     assert [prompt["name"] for prompt in after["prompts"]][3:] == ["prompt-1", "prompt-2", "prompt-3"]
     assert after["prompts"][:4] == first["prompts"]
     assert after["prompts"][5] == first["prompts"][3] | {"name": "prompt-3"}
     assert 'id="prompt-3-passages"' in (report_folder(out) / "index.html").read_text()
-    for change, what in (({"seed": 4}, "seed 3, not 4"), ({"steps": 9}, "steps 20, not 9")):
+    assert (
+        run_language_study(AESOP, Assignment(out=out, data=made_up_data, prompts=("x",), preset="laptop"))["seed"] == 3
+    )
+    changes = ({"seed": 4}, "seed 3, not 4"), ({"seed": 0}, "seed 3, not 0"), ({"steps": 9}, "steps 20, not 9")
+    for change, what in changes:
         with pytest.raises(AlreadyExists, match=what):
             run_language_study(AESOP, replace(assignment, prompts=("x",), **change))
     with pytest.raises(BadInput, match="already contains a run"):
@@ -169,10 +138,13 @@ def test_prompts_can_be_asked_of_a_finished_run(texts: Path, tmp_path: Path) -> 
         run_language_study(AESOP, assignment, recipe)
     with pytest.raises(AlreadyExists, match="already contains the study aesop"):
         run_language_study(WIKITEXT2, replace(assignment, prompts=("x",)))
+    write_aesop(tmp_path, seed=7)
+    with pytest.raises(BadInput, match="trained on another text"):
+        run_language_study(AESOP, Assignment(out=out, data=tmp_path, prompts=("The",)))
 
 
 def test_a_run_stopped_while_it_was_asked_can_be_asked_again(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made_up_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, recipe = tmp_path / "aesop", replace(RECIPE, steps=20)
 
@@ -182,8 +154,8 @@ def test_a_run_stopped_while_it_was_asked_can_be_asked_again(
     with monkeypatch.context() as patched:
         patched.setattr(Task, "ask_stored", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_language_study(AESOP, Assignment(out=out, data=texts, seed=3), recipe)
-    report = run_language_study(AESOP, Assignment(out=out, data=texts, prompts=("The Hare",)))
+            run_language_study(AESOP, Assignment(out=out, data=made_up_data, seed=3), recipe)
+    report = run_language_study(AESOP, Assignment(out=out, data=made_up_data, prompts=("The Hare",)))
     assert [prompt["name"] for prompt in report["prompts"]] == ["table-3", "table-4", "table-5", "prompt-1"]
     assert report["seed"] == 3
     # Other queries of the papers' forms are asked with the paper's own.
@@ -191,19 +163,11 @@ def test_a_run_stopped_while_it_was_asked_can_be_asked_again(
     assert [len(entry["of_ten"]) for entry in report["prevalence"]] == [0, 0, 0, 12, 12]
 
 
-def test_passages_are_not_cut_from_another_text(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "aesop"
-    run_language_study(AESOP, Assignment(out=out, data=texts), replace(RECIPE, steps=3))
-    write_aesop(tmp_path, seed=7)
-    with pytest.raises(BadInput, match="trained on another text"):
-        run_language_study(AESOP, Assignment(out=out, data=tmp_path, prompts=("The",)))
-
-
-def test_wikitext2_trains_on_words_and_says_what_is_absent(texts: Path, tmp_path: Path) -> None:
+def test_wikitext2_trains_on_words_and_says_what_is_absent(made_up_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "wikitext2"
     report = run_language_study(
         WIKITEXT2,
-        Assignment(out=out, data=texts, prompts=("the Owl slept ",), preset="laptop"),
+        Assignment(out=out, data=made_up_data, prompts=("the Owl slept ",), preset="laptop"),
         replace(RECIPE, dropout=0.5, projection=0, steps=40),
     )
     assert report["corpus"]["trained_on"] == "the valid split"
@@ -216,9 +180,9 @@ def test_wikitext2_trains_on_words_and_says_what_is_absent(texts: Path, tmp_path
     assert titles <= {"", *(f"Page {number} of valid" for number in range(4))}
 
 
-def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(texts: Path, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(made_up_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "nothing"
-    report = run_language_study(AESOP, Assignment(out=out, data=texts, dry_run=True), RECIPE)
+    report = run_language_study(AESOP, Assignment(out=out, data=made_up_data, dry_run=True), RECIPE)
     assert not out.exists()
     assert (report["slots"], report["key_width"]) == (4 * 12 * 70, 15)
     # The best and two sums of three prompts. Other queries of the test text: those of Tables 3 and 4 are alone of
@@ -233,22 +197,22 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(texts: Path, tmp_p
 
 
 @pytest.mark.parametrize("study", [AESOP, WIKITEXT2], ids=lambda study: study.name)
-def test_what_is_wrong_is_said_before_the_training(study: LanguageStudy, texts: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_the_training(study: LanguageStudy, made_up_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(NotFound, match="no preset 'phone'"):
-        run_language_study(study, Assignment(out=out, data=texts, preset="phone"))
+    with pytest.raises(NotFound, match=r"no preset 'phone'\. Presets: laptop, paper\."):
+        run_language_study(study, Assignment(out=out, data=made_up_data, preset="phone"))
     with pytest.raises(NotFound, match="is not in"):
         run_language_study(study, Assignment(out=out, data=tmp_path))
     with pytest.raises(BadInput, match="prompt must not be empty"):
-        run_language_study(study, Assignment(out=out, data=texts, prompts=("",)))
+        run_language_study(study, Assignment(out=out, data=made_up_data, prompts=("",)))
     if study is AESOP:
         with pytest.raises(BadInput, match="the network was not trained with 'Ω'"):
-            run_language_study(study, Assignment(out=out, data=texts, prompts=("the Ω",)), RECIPE)
+            run_language_study(study, Assignment(out=out, data=made_up_data, prompts=("the Ω",)), RECIPE)
     with pytest.raises(BadInput, match="is not UTF-8"):
-        run_language_study(study, Assignment(out=out, data=texts, prompts=("a \udc80",)))
+        run_language_study(study, Assignment(out=out, data=made_up_data, prompts=("a \udc80",)))
     with pytest.raises(BadInput, match="each of 90000 streams needs a chunk of 12"):
-        run_language_study(study, Assignment(out=out, data=texts), replace(RECIPE, batch=90_000))
+        run_language_study(study, Assignment(out=out, data=made_up_data), replace(RECIPE, batch=90_000))
     with pytest.raises(BadInput, match=r"the keys need .* GB") as error:
-        run_language_study(study, Assignment(out=out, data=texts, steps=10**9), RECIPE)
+        run_language_study(study, Assignment(out=out, data=made_up_data, steps=10**9), RECIPE)
     assert "--rerun" in (error.value.hint or "")
     assert not out.exists()
