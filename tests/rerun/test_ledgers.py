@@ -18,7 +18,7 @@ from tests.cases import some
 from tests.influence.trainings import KINDS, ROWS, Training, labels, numbers, perceptron, samples
 from tests.trainings import take_steps
 
-STEPS = 12
+STEPS, FEW = 12, 5
 
 
 def run(training: Training, recorded_by, steps=STEPS, inputs=None):
@@ -38,8 +38,8 @@ def run(training: Training, recorded_by, steps=STEPS, inputs=None):
     return recorder
 
 
-def recorded(training: Training, path, **options) -> None:
-    run(training, lambda *of: dualform.Recorder(*of, path, quiet=True, **options))
+def recorded(training: Training, path, steps=STEPS, **options) -> None:
+    run(training, lambda *of: dualform.Recorder(*of, path, quiet=True, **options), steps)
 
 
 @pytest.mark.parametrize("name", [*KINDS, "Adam"])
@@ -47,10 +47,10 @@ def test_ledgers_are_those_of_a_memory_with_keys(tmp_path, name):
     training = KINDS.get(name) or Training(
         perceptron, numbers((6,)), lambda model: torch.optim.Adam(model.parameters(), lr=0.01)
     )
-    recorded(training, tmp_path / "stored")
-    recorded(training, tmp_path / "m", keys=False)
+    recorded(training, tmp_path / "stored", FEW)
+    recorded(training, tmp_path / "m", FEW, keys=False)
     influences = [training.influence(), training.influence(method="path", by="label")]
-    found = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", influences)).answers()
+    found = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", influences), FEW).answers()
     for influence, own in some(zip(influences, found, strict=True)):
         right = dualform.ledger(tmp_path / "stored", training.make(), influence)
         assert (own.groups, own.by, own.method) == (right.groups, right.by, right.method)

@@ -44,8 +44,9 @@ def assert_same(stored: str, found: str, within: float = 0.0) -> None:
         assert abs(a - b) <= max(may_differ(one), within * max(abs(a), abs(b))), (one, found)
 
 
-DEEP = ("gpt2", "resnet18")
-"""Their networks train for minutes, with `make soak`; tests/coverage has the same trainers and architectures."""
+DEEP = ("gpt2", "resnet18", "was-it-this-data")
+"""They train for minutes, or dozens of times, with `make soak`; tests/coverage has the same trainers and architectures, and
+the page was-it-this-data asks the same of the same training (tests/site/test_examples.py)."""
 SMALL = [path for path in NOTEBOOKS if path.stem not in DEEP]
 LONG = [pytest.param(path, marks=pytest.mark.soak) for path in NOTEBOOKS if path.stem in DEEP and soaking()]
 
