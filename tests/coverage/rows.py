@@ -136,7 +136,7 @@ ALIKE = {
 
 
 def always(row: Row) -> bool:
-    """Whether `make test` may train a row: not of such a network, nor in processes where a perceptron shows the same."""
+    """Whether `make test` may train a row: not of such a network, nor by DDP what a perceptron shows."""
     return row.network.name not in ALIKE and not (row.trainer == "DDP" and row.network is not plain.MLP)
 
 

@@ -94,7 +94,7 @@ def test_loops_that_are_not_optimised_give_the_same_bits_and_stay_within_their_a
 @pytest.mark.parametrize("system", ["aarch64-linux-gnu", "aarch64-macos", "x86_64-windows-gnu"])
 def test_the_loops_compile_for_other_systems(tmp_path, system):
     pytest.importorskip("ziglang", reason="the package ziglang, which brings other systems' headers, is not here")
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", system, *FLAGS, "-O3", "-c", "-o", "loop.o"]
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", system, *FLAGS, "-O1", "-c", "-o", "loop.o"]
     for source in some(sorted(SOURCES.glob("*.c"))):
         made = subprocess.run([*command, str(source)], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr

@@ -14,17 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.site.pages import BLOCK, DOCS, MARK, PAGES, script, shown_but_not_printed
-from tests.site.warm import warm
 
 RECORDED = re.compile(r"continues\s+\[the start\]")
 """What a page says that needs the memory and the files of the start."""
 SECONDS = 200
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    with warm(tmp_path_factory.mktemp("commands")) as folder:
-        yield folder
 
 
 def run(page: Path, folder: Path, commands: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -45,17 +46,30 @@ def assert_same(stored: str, found: str, within: float = 0.0) -> None:
 
 
 DEEP = ("gpt2", "resnet18", "was-it-this-data")
-"""They train for minutes, or dozens of times, with `make soak`; tests/coverage has the same trainers and architectures, and
+"""They train for minutes, or dozens of times, with `make soak`. tests/coverage has the same trainers and architectures;
 the page was-it-this-data asks the same of the same training (tests/site/test_examples.py)."""
 SMALL = [path for path in NOTEBOOKS if path.stem not in DEEP]
 LONG = [pytest.param(path, marks=pytest.mark.soak) for path in NOTEBOOKS if path.stem in DEEP and soaking()]
 
 
+@pytest.fixture(scope="module")
+def kernel(commands, tmp_path_factory):
+    """The name of a kernel that is a fork of a warm Python."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    (folder / "kernels" / "warm").mkdir(parents=True)
+    told = {"argv": [str(commands / "python"), "-m", "ipykernel_launcher", "-f", "{connection_file}"]}
+    told |= {"display_name": "warm", "language": "python"}
+    (folder / "kernels" / "warm" / "kernel.json").write_text(json.dumps(told))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(folder))
+        yield "warm"
+
+
 @pytest.mark.parametrize("path", [*SMALL, *LONG], ids=lambda path: path.stem)
-def test_it_gives_what_it_is_stored_with(path):
+def test_it_gives_what_it_is_stored_with(path, kernel):
     import nbformat
 
-    stored, found = nbformat.read(path, as_version=4), run(path)
+    stored, found = nbformat.read(path, as_version=4), run(path, kernel)
     cells = [pair for pair in zip(stored.cells, found.cells, strict=True) if pair[0].cell_type == "code"]
     assert any(cell.outputs for cell, _ in cells)
     for one, other in cells:

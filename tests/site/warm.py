@@ -1,5 +1,5 @@
-"""Python, and the commands `dualform` and `torchrun`, as forks of one process that has loaded torch and the rest: a page
-starts a process for each block, and each would load it for seconds.
+"""Python, and the commands `dualform` and `torchrun`, as forks of one process that has loaded torch and the rest: a
+page starts a process for each block, and each would load it for seconds.
 
 A fork runs with the folder, environment, arguments and pipes of its caller. What examples import by a name of its own,
 such as an integration or the explorer, it loads itself.
@@ -25,7 +25,7 @@ from pathlib import Path
 
 LOADED = (
     "torch._dynamo", "torch.distributed.run", "duckdb", "faiss", "pyarrow", "pandas", "sklearn.datasets", "grpc",
-    "matplotlib.pyplot", "safetensors.torch", "scipy.stats", "dualform.record.recorder", "dualform.query.engine",
+    "ipykernel.kernelapp", "safetensors.torch", "scipy.stats", "dualform.record.recorder", "dualform.query.engine",
     "dualform_client.cli.main",
 )  # fmt: skip
 NAMES = ("python", "dualform", "torchrun")
@@ -107,7 +107,7 @@ def _called(call: socket.socket) -> int:
     for number, pipe in enumerate(pipes):
         os.dup2(pipe, number)
         os.close(pipe)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(own.split("=", 1) for own in others[end + 1 :])
