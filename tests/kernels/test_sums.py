@@ -164,16 +164,27 @@ def weighed_rows(draw):
     return rows, draw(numbers), np.abs(draw(numbers)), draw(hnp.arrays(np.float64, (3, width), elements=WEIGHTS))
 
 
-@FORMS
-@SOME
-@given(weighed_rows())
-def test_weighed_rows(form, given_rows):
-    rows, weights, sizes, before = given_rows
+def assert_weighed(form, rows, weights, sizes, before):
     found, expected = before.copy(), before.copy()
     with using(form):
         kernels.weigh(RowAddresses.of(rows), weights, sizes, *found)
     weighed(rows.astype(np.float64), weights, sizes, *expected)
     assert found.tobytes() == expected.tobytes()
+
+
+@FORMS
+@SOME
+@given(weighed_rows())
+def test_weighed_rows(form, given_rows):
+    assert_weighed(form, *given_rows)
+
+
+@FORMS
+def test_more_weighed_rows_than_join_one_sum(form):
+    """Of sizes at which the order of additions shows."""
+    rng = np.random.default_rng(0)
+    weights, sizes, before = (rng.normal(size=shape) for shape in (130, 130, (3, 7)))
+    assert_weighed(form, rng.normal(size=(130, 7)).astype(np.float32), weights, np.abs(sizes), before)
 
 
 @st.composite
