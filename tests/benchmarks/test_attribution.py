@@ -34,8 +34,8 @@ from dualform.errors import AlreadyExists
 from tests.studies.images.files import write_dataset
 from tests.studies.text.made_up import write_aesop
 
-SMALL = tuple(replace(own, samples=40, batch=16, epochs=2) for own in RECIPES)
-ROOM = {"tests": 4, "sets": 5}
+SMALL = tuple(replace(own, samples=40, batch=16, epochs=1) for own in RECIPES)
+ROOM = {"tests": 4, "sets": 3}
 SAMPLES, TESTS = 30, 5
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from pathlib import Path
 
-import benchmarks
 import pytest
 from benchmarks.harness import (
     OURS,
-    SECTIONS,
     Cannot,
     Cell,
     Row,
@@ -42,19 +38,6 @@ def test_contestants_take_turns():
     assert order == [*"aabb", *"aaabbb" * 3], "two calls to warm up, then three turns: untimed, for the pace, timed"
     assert [ran[name].repeats for name in "ab"] == [3, 3]
     assert [ran[name].remark for name in "ab"] == ["a says a", "b says b"]
-
-
-def test_what_is_fast_is_repeated_within_a_measurement():
-    calls = 0
-
-    def fast() -> None:
-        nonlocal calls
-        calls += 1
-
-    cell = race({"fast": fast}, repeats=2, patience=60)["fast"]
-    assert cell.repeats == 2
-    assert calls > 100
-    assert cell.seconds < 0.005
 
 
 def test_who_cannot_answer_says_why_and_is_not_measured():
@@ -96,7 +79,9 @@ def test_what_is_kept_after_the_first_answer_is_timed_as_fast_as_it_then_is(pati
             kept.append(1)
             time.sleep(0.06)  # longer than PAUSE, after which a contestant is warmed up anyway
 
-    race({"kept": answer}, repeats=1, patience=patience)
+    cell = race({"kept": answer}, repeats=2, patience=patience)["kept"]
+    assert cell.repeats == 2
+    assert cell.seconds < 0.005
     assert calls > 100, "repeated within a measurement, though its first answer was slow"
 
 
@@ -148,14 +133,3 @@ def test_targets_bound_from_above_or_from_below(ratio, target, met, used):
 def test_a_wrong_answer_meets_no_target():
     row = Row("q", {OURS: Cell(1.0, wrong="a score is off")}, "peer", 10.0, 0.1, Target("at most", 0.5))
     assert row.met is False
-
-
-def test_every_section_is_a_function_of_its_module():
-    for name, (module, _) in SECTIONS.items():
-        source = (Path(benchmarks.__file__).parent / f"{module}.py").read_text()
-        assert f"\ndef {name}(plan: Plan, section: Section) -> None:" in source
-
-
-def test_the_list_of_files_names_every_one_and_no_other():
-    named = set(re.findall(r"^(\w+) {2,}", benchmarks.__doc__, re.MULTILINE))
-    assert named == {path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")} - {"__init__"}

@@ -30,7 +30,7 @@ def test_a_part_is_told_without_what_it_calls():
 
 
 def test_every_part_of_a_recorded_training_takes_time(tmp_path):
-    training = trainings(None, 10)["mlp"]
+    training = trainings(None, 10, 0.2)["mlp"]
     found = measure(training, ("values",), 1, tmp_path)["values"]
     # AdamW is watched through entries, and a short training is committed before it would be journaled.
     idle = {"training: finite, where nothing is measured", "writer: journal"}

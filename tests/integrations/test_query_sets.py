@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""What names a query set that is not there is refused before the training."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,13 @@ from dualform.errors import BadInput
 from dualform.integrations.query_sets import QuerySets
 
 
-def test_preview_sets_without_a_query_set_are_refused_before_the_training() -> None:
-    with pytest.raises(BadInput, match="query_set_previews names 'tset', which query_sets lacks"):
-        QuerySets({"test": np.eye(3)}, preview_sets={"tset": PreviewSet.texts(["a", "b", "c"])})
-
-
-def test_labels_without_a_query_set_are_refused_before_the_training() -> None:
-    with pytest.raises(BadInput, match="query_set_labels names 'tset', which query_sets lacks"):
-        QuerySets({"test": np.eye(3)}, {"tset": [0, 1, 2]})
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"preview_sets": {"tset": PreviewSet.texts(["a", "b", "c"])}}, "query_set_previews"),
+        ({"labels": {"tset": [0, 1, 2]}}, "query_set_labels"),
+    ],
+)
+def test_what_is_of_no_query_set_is_refused(given, named):
+    with pytest.raises(BadInput, match=f"{named} names 'tset', which query_sets lacks"):
+        QuerySets({"test": np.eye(3)}, **given)

@@ -1,17 +1,22 @@
-"""Sums of absolute scores by group have in every form the bits of additions one after the other."""
+"""Sums of rows, of scores and of products by group have in every form the bits of additions one after the other."""
 
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
 
-from dualform.kernels.arguments import Runs
+from dualform import kernels
+from dualform.kernels.arguments import RowAddresses, Runs
 from dualform.kernels.sums import sum_deviations, sum_runs
 from tests.kernels.forms import EXAMPLES, FORMS, using
 
 SOME = settings(max_examples=EXAMPLES, deadline=None)
+NUMBERS = st.one_of(st.floats(-4, 4, width=32), st.sampled_from([0.0, -0.0, 1e-30, 3e11, -1e13, 1e20, 2.0**-149]))
+WIDTHS = st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 130]))
+WEIGHTS = st.one_of(st.floats(-4, 4), st.sampled_from([0.0, -0.0, 1e-300, 1e12, -1e-12]))
 SEEDS, COLUMNS = st.integers(0, 1000), st.sampled_from([1, 7, 255, 256, 257, 530])
-GROUPS = 5
+GROUPS, LINE, JOINED = 5, 16, 64
 
 
 def drawn_runs(rng):
@@ -71,3 +76,134 @@ def test_deviations_by_group(form, seed, columns):
         runs = Runs(starts, groups, times)
         sum_deviations(runs, scores[:, 1:], base[:, :-1], drift[:, 1:-1], sums[:, 1:-1])
     assert (drift.tobytes(), sums.tobytes()) == (expected[0].tobytes(), expected[1].tobytes())
+
+
+@st.composite
+def runs_of_rows(draw):
+    count, width = draw(st.integers(1, 30)), draw(WIDTHS)
+    rows = draw(hnp.arrays(np.float32, (count, width), elements=NUMBERS, fill=st.sampled_from([-0.0, 0.5])))
+    starts = {0, *draw(st.sets(st.integers(0, count - 1)))}
+    return rows, np.array(sorted(starts), np.int64)
+
+
+@FORMS
+@SOME
+@given(runs_of_rows())
+def test_runs_of_rows_are_added_in_order(form, given_rows):
+    rows, starts = given_rows
+    with using(form):
+        sums, least, most = kernels.add_runs(RowAddresses.of(rows), starts)
+    for run, part in enumerate(np.split(rows, starts[1:])):
+        expected = part[0].astype(np.float64)
+        for row in part[1:]:
+            expected += row
+        assert sums[run].tobytes() == expected.tobytes()
+        assert (least[run], most[run]) == (min(part.min(), 0), max(part.max(), 0))
+
+
+def size(key, query):
+    """In float32: sixteen sums, whatever is past the last whole sixteen joins the first, then halves."""
+    products = np.abs(key * query)
+    sums = np.zeros(LINE, np.float32)
+    whole = len(key) // LINE * LINE
+    for start in range(0, whole, LINE):
+        sums += products[start : start + LINE]
+    for product in products[whole:]:
+        sums[0] += product
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = sums[:half] + sums[half:]
+    return sums[0]
+
+
+@st.composite
+def keys_and_query(draw):
+    width = draw(WIDTHS)
+    keys = draw(hnp.arrays(np.float32, (draw(st.integers(0, 20)), width), elements=NUMBERS))
+    return keys, draw(hnp.arrays(np.float32, width, elements=NUMBERS))
+
+
+@FORMS
+@SOME
+@given(keys_and_query())
+def test_sizes_of_terms(form, given_keys):
+    keys, query = given_keys
+    with using(form), np.errstate(over="ignore"):
+        found = kernels.sizes(RowAddresses.of(keys), query)
+        expected = np.array([size(key, query) for key in keys], np.float32)
+        assert found.tobytes() == expected.tobytes()
+        exact = np.abs(keys.astype(np.float64) * query).sum(axis=1)
+        assert (np.isinf(found) | (found * (1 + 2.0**-20 * len(query)) + 1e-30 * len(query) >= exact)).all()
+
+
+def weighed(rows, weights, sizes, found, lost, terms):
+    """Four rows at a time join a sum of 64; that joins what was found, and what rounding lost of it is kept."""
+    for first in range(0, len(rows), JOINED):
+        own, last = np.zeros(rows.shape[1]), min(first + JOINED, len(rows))
+        four = first + (last - first) // 4 * 4
+        for r in range(first, four, 4):
+            for total, parts in (
+                (own, weights[r : r + 4, None] * rows[r : r + 4]),
+                (terms, sizes[r : r + 4, None] * np.abs(rows[r : r + 4])),
+            ):
+                total += (parts[0] + parts[1]) + (parts[2] + parts[3])
+        for r in range(four, last):
+            own += weights[r] * rows[r]
+            terms += sizes[r] * np.abs(rows[r])
+        summed = found + own
+        taken = summed - found
+        lost += (found - (summed - taken)) + (own - taken)
+        found[:] = summed
+
+
+@st.composite
+def weighed_rows(draw):
+    count, width = draw(st.one_of(st.integers(0, 12), st.sampled_from([63, 64, 65, 130]))), draw(WIDTHS)
+    rows = draw(hnp.arrays(np.float32, (count, width), elements=NUMBERS, fill=st.sampled_from([0.0, 0.5])))
+    numbers = hnp.arrays(np.float64, count, elements=WEIGHTS)
+    return rows, draw(numbers), np.abs(draw(numbers)), draw(hnp.arrays(np.float64, (3, width), elements=WEIGHTS))
+
+
+def assert_weighed(form, rows, weights, sizes, before):
+    found, expected = before.copy(), before.copy()
+    with using(form):
+        kernels.weigh(RowAddresses.of(rows), weights, sizes, *found)
+    weighed(rows.astype(np.float64), weights, sizes, *expected)
+    assert found.tobytes() == expected.tobytes()
+
+
+@FORMS
+@SOME
+@given(weighed_rows())
+def test_weighed_rows(form, given_rows):
+    assert_weighed(form, *given_rows)
+
+
+@FORMS
+def test_more_weighed_rows_than_join_one_sum(form):
+    """Of sizes at which the order of additions shows."""
+    rng = np.random.default_rng(0)
+    weights, sizes, before = (rng.normal(size=shape) for shape in (130, 130, (3, 7)))
+    assert_weighed(form, rng.normal(size=(130, 7)).astype(np.float32), weights, np.abs(sizes), before)
+
+
+@st.composite
+def pairs(draw):
+    count = draw(st.one_of(st.integers(0, 40), st.sampled_from([255, 1000])))
+    found = draw(hnp.arrays(np.float32, (6, count), elements=NUMBERS, fill=st.sampled_from([0.0, 0.5])))
+    found[[1, 3, 5]] = np.abs(found[[1, 3, 5]])
+    return found, np.float32(draw(st.floats(0, 2, width=32)))
+
+
+@FORMS
+@SOME
+@given(pairs())
+def test_products_and_their_errors(form, drawn):
+    (left, e_left, right, e_right, middle, off), shift = drawn
+    with np.errstate(all="ignore"):
+        own = left + shift
+        expected = middle + own * right, off + (np.abs(own) * e_right + (np.abs(right) + e_right) * e_left)
+    with using(form):
+        kernels.add_pairs(left, e_left, right, e_right, float(shift), middle, off)
+    assert middle.tobytes() == expected[0].tobytes()
+    assert off.tobytes() == expected[1].tobytes()

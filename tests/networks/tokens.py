@@ -89,9 +89,7 @@ PARTS = tuple(f"encoder.layers.{n}.self_attn.{part}" for n in range(2) for part 
 ENCODER = (*PARTS, *(f"encoder.layers.{n}.linear{k}" for n in range(2) for k in (1, 2)))
 ENCODED = {"layers": ("embedding", *ENCODER, "head")}
 Network("bert", lambda: Encoder(True), texts, next_token, **ENCODED)
-Network("bert-adamw", lambda: Encoder(True), texts, next_token, by_adamw, **ENCODED)
-Network("gpt-adamw", Gpt, texts, next_token, by_adamw)
-Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, **ENCODED)
+Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, by_adamw, **ENCODED)
 Network(
     "time-first-encoder",
     lambda: Encoder(False),

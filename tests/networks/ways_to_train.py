@@ -86,7 +86,6 @@ def roll_back(model: nn.Module, optimizer: Optimizer, number: int) -> None:
 
 Network("rolled-back", mlp, labelled, classify, before=roll_back, statuses=dict.fromkeys(("0", "2"), "approximate"))
 Network("adam", mlp, labelled, classify, lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1))
-Network("adamw", mlp, labelled, classify, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01))
 Network(
     "unruled",
     mlp,

@@ -18,7 +18,8 @@ from tests.cases import some
 from tests.influence.trainings import KINDS, ROWS, Training, labels, numbers, perceptron, samples
 from tests.trainings import take_steps
 
-STEPS = 12
+STEPS, FEW = 12, 5
+LINEAR = KINDS["linear layers"]
 
 
 def run(training: Training, recorded_by, steps=STEPS, inputs=None):
@@ -38,8 +39,8 @@ def run(training: Training, recorded_by, steps=STEPS, inputs=None):
     return recorder
 
 
-def recorded(training: Training, path, **options) -> None:
-    run(training, lambda *of: dualform.Recorder(*of, path, quiet=True, **options))
+def recorded(training: Training, path, steps=STEPS, **options) -> None:
+    run(training, lambda *of: dualform.Recorder(*of, path, quiet=True, **options), steps)
 
 
 @pytest.mark.parametrize("name", [*KINDS, "Adam"])
@@ -47,10 +48,10 @@ def test_ledgers_are_those_of_a_memory_with_keys(tmp_path, name):
     training = KINDS.get(name) or Training(
         perceptron, numbers((6,)), lambda model: torch.optim.Adam(model.parameters(), lr=0.01)
     )
-    recorded(training, tmp_path / "stored")
-    recorded(training, tmp_path / "m", keys=False)
+    recorded(training, tmp_path / "stored", FEW)
+    recorded(training, tmp_path / "m", FEW, keys=False)
     influences = [training.influence(), training.influence(method="path", by="label")]
-    found = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", influences)).answers()
+    found = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", influences), FEW).answers()
     for influence, own in some(zip(influences, found, strict=True)):
         right = dualform.ledger(tmp_path / "stored", training.make(), influence)
         assert (own.groups, own.by, own.method) == (right.groups, right.by, right.method)
@@ -62,50 +63,52 @@ def test_ledgers_are_those_of_a_memory_with_keys(tmp_path, name):
         }
 
 
-def test_influences_stand_among_other_questions(tmp_path):
-    training = KINDS["linear layers"]
-    recorded(training, tmp_path / "stored")
-    recorded(training, tmp_path / "m", keys=False)
+@pytest.fixture(scope="module")
+def memories(tmp_path_factory):
+    """A folder of the memory with keys, `stored`, and the one without, `m`, of linear layers."""
+    folder = tmp_path_factory.mktemp("linear")
+    recorded(LINEAR, folder / "stored")
+    recorded(LINEAR, folder / "m", keys=False)
+    return folder
+
+
+def test_influences_stand_among_other_questions(memories):
     queries = dualform.Vectors(np.ones((2, 6)))
-    questions = [TopK("0", queries, 3), training.influence(), TopK("0", queries, 2)]
-    rerun = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", questions))
+    questions = [TopK("0", queries, 3), LINEAR.influence(), TopK("0", queries, 2)]
+    rerun = run(LINEAR, lambda *of: dualform.Rerun(*of, memories / "m", questions))
     hits, ledger, fewer = rerun.answers()
-    with dualform.open(tmp_path / "stored") as memory:
+    with dualform.open(memories / "stored") as memory:
         assert hits.ids.tolist() == memory.topk("0", queries, 3).ids.tolist()
         assert fewer.ids.tolist() == memory.topk("0", queries, 2).ids.tolist()
     assert isinstance(ledger, dualform.Ledger)
     assert rerun.answers()[1] is ledger
 
 
-def test_what_was_written_goes_with_the_answer(tmp_path):
-    training = KINDS["linear layers"]
-    recorded(training, tmp_path / "m", keys=False)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "m").rglob("*")}
+def test_what_was_written_goes_with_the_answer(memories, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in (memories / "m").rglob("*")}
     (tmp_path / "scratch").mkdir()
     rerun = run(
-        training, lambda *of: dualform.Rerun(*of, tmp_path / "m", [training.influence()], folder=tmp_path / "scratch")
+        LINEAR, lambda *of: dualform.Rerun(*of, memories / "m", [LINEAR.influence()], folder=tmp_path / "scratch")
     )
     assert list((tmp_path / "scratch").iterdir())
     rerun.answers()
     assert not list((tmp_path / "scratch").iterdir())
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "m").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in (memories / "m").rglob("*")} == before
 
 
-def test_another_training_is_refused_where_it_departs(tmp_path):
-    training = KINDS["linear layers"]
-    recorded(training, tmp_path / "m", keys=False)
+def test_another_training_is_refused_where_it_departs(memories, tmp_path):
     steps = count()
 
     def changed(step):
-        return training.inputs(step) + (next(steps) == 5)
+        return LINEAR.inputs(step) + (next(steps) == 5)
 
     with pytest.raises(RecordingError, match="step 5, layer '0': its inputs differ from"):
-        run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", [training.influence()]), inputs=changed)
+        run(LINEAR, lambda *of: dualform.Rerun(*of, memories / "m", [LINEAR.influence()]), inputs=changed)
     (tmp_path / "scratch").mkdir()
     with pytest.raises(RecordingError, match=f"stopped after 7 of {STEPS} steps"):
         run(
-            training,
-            lambda *of: dualform.Rerun(*of, tmp_path / "m", [training.influence()], folder=tmp_path / "scratch"),
+            LINEAR,
+            lambda *of: dualform.Rerun(*of, memories / "m", [LINEAR.influence()], folder=tmp_path / "scratch"),
             steps=7,
         )
     gc.collect()
@@ -117,20 +120,19 @@ def test_other_labels_in_the_last_step_are_refused(tmp_path):
 
     def trained(recorder_of, last):
         torch.manual_seed(3)
-        training = KINDS["linear layers"]
-        model = training.make()
-        optimizer = training.optimizer(model)
+        model = LINEAR.make()
+        optimizer = LINEAR.optimizer(model)
         with recorder_of(model, optimizer) as recorder:
             for step in range(4):
                 with recorder.step(sample=samples(step)):
                     optimizer.zero_grad()
                     given = labels(step) if step < 3 else last
-                    training.loss(model(training.inputs(step)), given).mean().backward()
+                    LINEAR.loss(model(LINEAR.inputs(step)), given).mean().backward()
                     optimizer.step()
         return recorder
 
     trained(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False, quiet=True), labels(3))
-    influence = KINDS["linear layers"].influence()
+    influence = LINEAR.influence()
     with pytest.raises(RecordingError, match=r"The second training ended with a different '0\.bias'\."):
         trained(lambda *of: dualform.Rerun(*of, tmp_path / "m", [influence]), 3 - labels(3))
     assert trained(lambda *of: dualform.Rerun(*of, tmp_path / "m", [influence]), labels(3)).answers()
@@ -149,40 +151,33 @@ def test_other_labels_in_the_last_step_are_refused(tmp_path):
         ({"by": "no such"}, DualformError, "no slot column 'no such'"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_training_begins(tmp_path, change, error, said):
-    training = KINDS["linear layers"]
-    recorded(training, tmp_path / "m", keys=False)
+def test_what_does_not_fit_is_refused_before_the_training_begins(memories, change, error, said):
     torch.manual_seed(3)
-    model = training.make()
+    model = LINEAR.make()
     with pytest.raises(error, match=said):
-        dualform.Rerun(model, training.optimizer(model), tmp_path / "m", [replace(training.influence(), **change)])
+        dualform.Rerun(model, LINEAR.optimizer(model), memories / "m", [replace(LINEAR.influence(), **change)])
 
 
-def test_too_little_room_is_refused_before_the_training_begins(tmp_path, monkeypatch):
-    training = KINDS["linear layers"]
-    recorded(training, tmp_path / "m", keys=False)
-    model = training.make()
-    optimizer = training.optimizer(model)
-    influence = training.influence()
+def test_too_little_room_is_refused_before_the_training_begins(memories, tmp_path, monkeypatch):
+    model = LINEAR.make()
+    optimizer = LINEAR.optimizer(model)
+    influence = LINEAR.influence()
     with monkeypatch.context() as patch:
         room = SimpleNamespace(free=4 * STEPS * ROWS * (6 + 7 + 7 + 4) - 1)
         patch.setattr("dualform.rerun.rerun.disk_usage", lambda _: room)
         with pytest.raises(BadInput, match="An Influence needs up to"):
-            dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
+            dualform.Rerun(model, optimizer, memories / "m", [influence])
     with pytest.raises(BadInput, match="nowhere is not a folder"):
-        dualform.Rerun(model, optimizer, tmp_path / "m", [influence], folder=tmp_path / "nowhere")
+        dualform.Rerun(model, optimizer, memories / "m", [influence], folder=tmp_path / "nowhere")
     monkeypatch.setattr("dualform.influence.ledger.memory_bytes", lambda: 2 * 8 * 24 * 5 - 1)
     with pytest.raises(BadInput, match="5 examples and 24 groups of sample"):
-        dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
-    recorded(training, tmp_path / "stored")
+        dualform.Rerun(model, optimizer, memories / "m", [influence])
     with pytest.raises(BadInput, match="5 examples and 24 groups of sample"):
-        dualform.ledger(tmp_path / "stored", model, influence)
+        dualform.ledger(memories / "stored", model, influence)
 
 
-def test_a_memory_with_keys_needs_no_rerun(tmp_path):
-    training = KINDS["linear layers"]
-    recorded(training, tmp_path / "stored")
-    model = training.make()
+def test_a_memory_with_keys_needs_no_rerun(memories):
+    model = LINEAR.make()
     with pytest.raises(BadInput, match="stores its keys, so it needs no rerun") as refused:
-        dualform.Rerun(model, training.optimizer(model), tmp_path / "stored", [training.influence()])
+        dualform.Rerun(model, LINEAR.optimizer(model), memories / "stored", [LINEAR.influence()])
     assert "dualform.ledger" in refused.value.hint

@@ -41,57 +41,73 @@ def refused(folder, training, until=None):
     return str(error.value)
 
 
-def test_other_initial_weights_are_refused_before_the_first_step(folder):
-    assert refused(folder, replace(FIRST, seed=3)).startswith(
-        "step 0: '0.weight' differs from its value at the start of the first training."
-    )
+class Changed(Training):
+    def batches(self):
+        made = super().batches()
+        made[3][0][1, 2, 0] += 1e-6
+        return made
 
 
-def test_other_data_are_refused_at_the_step_and_layer_where_they_begin(folder):
-    class Changed(Training):
-        def batches(self):
-            made = super().batches()
-            made[3][0][1, 2, 0] += 1e-6
-            return made
-
-    told = refused(folder, Changed(**vars(FIRST)))
-    assert told.startswith("step 3, layer '0': its inputs differ from the first training. Run the same script with")
+class Faster(Training):
+    def built(self):
+        model, optimizer = super().built()
+        optimizer.param_groups[0]["lr"] = 0.2
+        return model, optimizer
 
 
-def test_another_learning_rate_is_noticed_one_step_later_and_in_the_layer_above(folder):
-    class Faster(Training):
-        def built(self):
-            model, optimizer = super().built()
-            optimizer.param_groups[0]["lr"] = 0.2
-            return model, optimizer
+class Relabelled(Training):
+    def batches(self):
+        made = super().batches()
+        made[4][2]["sample"] = made[4][2]["sample"] + 1
+        return made
 
+
+class Undated(Training):
+    def batches(self):
+        for *batch, columns in super().batches():
+            del columns["dataset"]
+            yield *batch, columns
+
+
+class Bare(Training):
+    def built(self):
+        model, _ = super().built()
+        model[2].bias = None
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+class Wider(Training):
+    def built(self):
+        model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+OTHERS = {
+    "initial weights": (
+        replace(FIRST, seed=3), "step 0: '0.weight' differs from its value at the start of the first training.",
+    ),
+    "data": (
+        Changed(**vars(FIRST)),
+        "step 3, layer '0': its inputs differ from the first training. Run the same script with",
+    ),
     # The first layer's inputs are data, whatever was learned; the second's move with the first update.
-    assert refused(folder, Faster(**vars(FIRST))).startswith("step 1, layer '2': its inputs differ from")
+    "learning rate": (Faster(**vars(FIRST)), "step 1, layer '2': its inputs differ from"),
+    "batch order": (
+        replace(FIRST, order=(0, 1, 4, 3, 2, 5)),
+        "step 2, layer '0': the columns of its slots differ from the first training",
+    ),
+    "columns": (Relabelled(**vars(FIRST)), "step 4, layer '0': the columns of its slots differ"),
+    "fewer columns": (Undated(**vars(FIRST)), "step 0, layer '0': the columns of its slots differ"),
+    "more steps": (replace(FIRST, steps=8), "step 6: the first training ended after 6 steps."),
+    "model": (Bare(**vars(FIRST)), "step 0: '2.bias' differs from its value at the start of the first training."),
+    "width": (Wider(**vars(FIRST)), "step 0: layer '0' (5 to 7, by token) is recorded in only one of the two runs."),
+}  # fmt: skip
 
 
-def test_another_batch_order_is_refused_where_it_departs(folder):
-    told = refused(folder, replace(FIRST, order=(0, 1, 4, 3, 2, 5)))
-    assert told.startswith("step 2, layer '0': the columns of its slots differ from the first training")
-
-
-def test_other_columns_alone_are_refused(folder):
-    class Relabelled(Training):
-        def batches(self):
-            made = super().batches()
-            made[4][2]["sample"] = made[4][2]["sample"] + 1
-            return made
-
-    told = refused(folder, Relabelled(**vars(FIRST)))
-    assert told.startswith("step 4, layer '0': the columns of its slots differ")
-
-    class Bare(Training):
-        def batches(self):
-            return [
-                (x, y, {name: c for name, c in columns.items() if name != "dataset"})
-                for x, y, columns in super().batches()
-            ]
-
-    assert refused(folder, Bare(**vars(FIRST))).startswith("step 0, layer '0': the columns of its slots differ")
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_training_is_refused_at_the_step_and_layer_where_it_departs(folder, other):
+    training, said = OTHERS[other]
+    assert refused(folder, training).startswith(said)
 
 
 def test_too_few_steps_and_none_are_refused(folder):
@@ -99,11 +115,6 @@ def test_too_few_steps_and_none_are_refused(folder):
     untrained = FIRST.run(lambda model, optimizer: Rerun(model, optimizer, folder, ASKED), until=0, query_set=False)
     with pytest.raises(RecordingError, match="The training has not been rerun to its end"):
         untrained.answers()
-
-
-def test_too_many_steps_are_refused(folder):
-    told = refused(folder, replace(FIRST, steps=8))
-    assert told.startswith("step 6: the first training ended after 6 steps.")
 
 
 def test_a_training_that_fails_gives_no_answer(folder):
@@ -119,27 +130,10 @@ def test_a_training_that_fails_gives_no_answer(folder):
         made[0].answers()
 
 
-def test_another_model_is_refused(folder):
-    class Bare(Training):
-        def built(self):
-            model, _ = super().built()
-            model[2].bias = None
-            return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    assert refused(folder, Bare(**vars(FIRST))).startswith(
-        "step 0: '2.bias' differs from its value at the start of the first training."
-    )
+def test_a_model_without_a_recorded_layer_is_refused(folder):
     other = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Sequential(nn.Linear(7, 3)))
     with pytest.raises(RecordingError, match="This is not the model that was recorded: layers='2' does not match"):
         Rerun(other, torch.optim.SGD(other.parameters(), 0.1), folder, ASKED)
-
-    class Wider(Training):
-        def built(self):
-            model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
-            return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    told = refused(folder, Wider(**vars(FIRST)))
-    assert told.startswith("step 0: layer '0' (5 to 7, by token) is recorded in only one of the two runs.")
 
 
 def test_what_cannot_be_reran_is_refused(folder, tmp_path):

@@ -50,7 +50,7 @@ class Training:
     def run(self, make, until=None, query_set=True, fail=False):
         """Train under make(model, optimizer), a recorder; returns it. `fail`: with a division by zero at the end."""
         model, optimizer = self.built()
-        batches = self.batches()
+        batches = list(self.batches())
         recorder = make(model, optimizer)
         with recorder:
             for x, y, columns in batches[:until]:

@@ -18,12 +18,12 @@ SECONDS = 600
 """What a cell may take where the machine is busy."""
 
 
-def run(path: Path) -> Any:
+def run(path: Path, kernel: str = "python3") -> Any:
     """The notebook with the outputs of this run. Raises CellExecutionError for what a cell raises."""
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
-        client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where, record_timing=False)
+        client = NotebookClient(notebook, timeout=SECONDS, kernel_name=kernel, resources=where, record_timing=False)
         client.execute(env=os.environ | {"TMPDIR": folder})  # memories of its temporary folders go with it
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,31 +64,3 @@ def test_every_public_method_says_what_it_does():
             if "dualform" in str(module) and not inspect.getdoc(getattr(value, own)):
                 silent.append(f"{attribute}.{own}")
     assert silent == []
-
-
-def test_help_of_the_recorder_shows_what_users_call():
-    """And what torch's Join asks of it, which it names."""
-    shown = pydoc.plain(pydoc.render_doc(dualform.Recorder))
-    names = set(re.findall(r"^ \|  ([a-z]\w*)(?:\(|$)", shown, re.MULTILINE))
-    assert names == {
-        "flush",
-        "previews",
-        "query_set",
-        "step",
-        "steps",
-        "summary",
-        "join_hook",
-        "join_device",
-        "join_process_group",
-    }
-    assert len(re.findall(r"^ \|      .*torch's Join", shown, re.MULTILINE)) == 3
-
-
-def test_what_names_a_file_and_what_does_not():
-    assert FILES.findall("see store/layer.py, (shard.py) and kernels.h") == [
-        "store/layer.py",
-        "shard.py",
-        "kernels.h",
-    ]
-    assert FILES.findall("record/ has it") == ["record/"]
-    assert FILES.findall('"runs/mnist", test-mnist/17, mean and/or median, layers.0, torch.nn.Module') == []

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,13 @@ RECORDED = re.compile(r"continues\s+\[the start\]")
 SECONDS = 200
 
 
-def run(page: Path, folder: Path) -> str:
+def run(page: Path, folder: Path, commands: Path) -> str:
     """What the page's script prints, on a free port where it serves. Fails where any of its commands does."""
-    commands = script(page).replace("50051", str(free_port()))
-    here = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    lines = script(page).replace("50051", str(free_port()))
+    here = {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    here["PYTHON_EXEC"] = str(commands / "python")  # what torchrun starts
     with subprocess.Popen(
-        ["bash", "-c", commands], cwd=folder, env=os.environ | here, start_new_session=True, text=True,
+        ["bash", "-c", lines], cwd=folder, env=os.environ | here, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         try:
@@ -45,10 +45,10 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory):
+def started(tmp_path_factory, commands):
     """A folder in which somebody has gone through the start, and what that printed."""
     folder = tmp_path_factory.mktemp("started")
-    return folder, run(DOCS / "start.md", folder)
+    return folder, run(DOCS / "start.md", folder, commands)
 
 
 def test_the_start_is_gone_through(started):
@@ -63,10 +63,10 @@ def test_the_start_is_gone_through(started):
 @pytest.mark.parametrize(
     "document", [page for page in PAGES[1:] if MARK in page.read_text("utf-8")], ids=lambda path: path.stem
 )
-def test_the_page_runs(document, tmp_path, request):
+def test_the_page_runs(document, tmp_path, commands, request):
     if RECORDED.search(document.read_text(encoding="utf-8")):
         shutil.copytree(request.getfixturevalue("started")[0], tmp_path, dirs_exist_ok=True)
-    printed = run(document, tmp_path)
+    printed = run(document, tmp_path, commands)
     assert shown_but_not_printed(document, printed) == []
     if document.stem == "resuming":
         assert "stopped" in printed

@@ -28,10 +28,6 @@ def test_a_meaning_is_one_short_sentence_without_old_words():
         assert (ROOT / "docs" / own.link.partition("#")[0]).is_file(), word
 
 
-def test_words_are_in_order():
-    assert [*GLOSSARY] == sorted(GLOSSARY, key=str.casefold)
-
-
 def test_every_meaning_in_the_templates_is_in_the_table():
     templates = [path.read_text() for path in (ROOT / "clients/dualform_explorer/templates").rglob("*.html")]
     named = {word for text in templates for word in re.findall(r'"([^"]*)"\|hover(?!\()', text)}

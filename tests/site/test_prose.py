@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from docs.site import prose
 from docs.site.prose import OLD, ROOT, TURNS, docstrings, faults, main, pages
 
 PLAIN = "You record a training, and then you ask which inputs a prediction attends to. " * 10
@@ -67,11 +66,3 @@ def test_pages_and_public_docstrings_are_read():
     assert "The slot space of `ids`." in hits  # of a field
     assert "`table` with the columns of each slot" in hits  # of a method
     assert "A training came to its end" not in docstrings()["dualform.record.recorder.Recorder"]  # of a private method
-
-
-def test_docstrings_count_together(monkeypatch):
-    first = PLAIN + "The file is behind it."
-    monkeypatch.setattr(prose, "pages", list)
-    for second, code in ((PLAIN, 0), ("The file is behind it. It lies there.", 1)):
-        monkeypatch.setattr(prose, "docstrings", lambda second=second: {"one": first, "two": second})
-        assert main([]) == code
