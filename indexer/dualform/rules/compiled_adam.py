@@ -33,7 +33,7 @@ def advance_both(
         return None
     states = [whole] if stays is None else [whole, remaining]
     averages = [_buffer(state, "exp_avg") for state in states]
-    squares, how = _buffer(whole, "exp_avg_sq"), _update(settings, count.flat[0])
+    squares, how = _buffer(whole, "exp_avg_sq"), _update(settings, np.asarray(count.reshape(-1)[0]))
     own = (None,) * 3 if stays is None else (remaining.weight, averages[1], stays)
 
     def work(_: int, start: int) -> None:

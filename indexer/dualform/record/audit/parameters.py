@@ -264,12 +264,26 @@ class RecordedEntries:
         """P."""
         self.spans = [slice(start, stop) for start, stop in pairwise(stops)]
         self.norm_factors = [chosen.norm_factor for chosen in self._chosen]
+        pairs = zip(self.norm_factors, parameters, strict=True)
+        self._as_it_lies = [factor == 1 and own.shape == own.block_shape and own.rows is None for factor, own in pairs]
+        """Which parameters are taken whole, as they lie."""
+        shapes = [(span.stop - span.start,) for span in self.spans]
+        self._vectors = Matrices(shapes, [None] * len(shapes), [span.start for span in self.spans], self.size)
 
     def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
-        found = np.zeros(self.size)
+        found, at_once = np.zeros(self.size), list[Tensor | None]()
         for index, parameter in enumerate(self._parameters):
-            if chosen is None or chosen[index]:
-                found[self.spans[index]] = np.nan if parameter.lost else self.of(index, parameter.tensor)
+            at_once.append(None)
+            if chosen is not None and not chosen[index]:
+                continue
+            if parameter.lost:
+                found[self.spans[index]] = np.nan
+            elif self._as_it_lies[index] and readable(parameter.tensor) and parameter.tensor.is_contiguous():
+                at_once[-1] = parameter.tensor.detach().view(-1)
+            else:
+                found[self.spans[index]] = self.of(index, parameter.tensor)
+        if any(own is not None for own in at_once):
+            kernels.project_all(self._vectors, at_once, found)
         return found
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
