@@ -29,6 +29,7 @@ from dualform.kernels.arguments import (
     QueryCodes,
     RowAddresses,
     Runs,
+    SlotPlaces,
 )
 from dualform.kernels.sums import sum_deviations, sum_runs
 from dualform.query.score.canonical import canonical_scores
@@ -558,3 +559,38 @@ def test_what_fits_is_not_refused():
     kernels.adam(ADAM, 0, 3, *doubles(7, 3))
     kernels.project_all(MATRICES, [of(2, 3), None], doubles(20))
     sum_deviations(RUNS, zeros(3, 3), zeros(2, 3), *doubles(2, 2, 3))
+
+
+@FORMS
+@given(slots=st.integers(0, 70), d_in=st.integers(1, 40), d_out=st.integers(1, 20), seed=st.integers(0, 99))
+def test_slots_of_several_calls(form, slots, d_in, d_out, seed):
+    """Along directions, of all entries, and of a bias; to what was there before."""
+    rng = np.random.default_rng(seed)
+    directions, count = rng.standard_normal(d_in), 2
+    keys, errors = (rng.standard_normal((count, slots, width)).astype(np.float32) for width in (d_in, d_out))
+    places = SlotPlaces(size := d_out * DIRECTIONS + d_out + 1, entries := d_out * d_in + d_out + 5)
+    places.add("whole", directions, d_out, 1, size - d_out, None, 2, entries - d_out)
+    columns, rows = (rng.integers(0, own, 5).astype(np.int32) for own in (d_in, d_out))
+    places.add("some", directions, d_out, 0, None, (columns, rows), 0)
+    sums, single, sizes = np.ones(size), np.ones(entries), np.ones(entries)
+    tensors = [torch.from_numpy(own) for own in (keys, errors)]
+    with using(form):
+        calls = [places.call(name, tensors[0][i], tensors[1][i]) for i, name in enumerate(("whole", "some"))]
+        squares = kernels.add_slots(places, calls, sums, single, sizes)
+    along = np.zeros((d_in, DIRECTIONS))
+    along[np.arange(d_in), np.arange(d_in) % DIRECTIONS] = directions
+    wide, wanted = (
+        [own.astype(np.float64) for own in (keys, errors)],
+        [np.ones_like(own) for own in (sums, single, sizes)],
+    )
+    for i, start in ((0, 1), (1, 0)):
+        wanted[0][start : start + d_out * DIRECTIONS] += (wide[1][i].T @ (wide[0][i] @ along)).reshape(-1)
+    wanted[0][size - d_out :] += wide[1][0].sum(0)
+    for vector, (key, error) in zip(wanted[1:], (wide, [np.abs(own) for own in wide]), strict=True):
+        vector[2 : 2 + d_out * d_in] += (error[0].T @ key[0]).reshape(-1)
+        vector[entries - d_out :] += error[0].sum(0)
+        vector[:5] += (error[1].T @ key[1])[rows, columns]
+    for found, own in zip((sums, single, sizes), wanted, strict=True):
+        np.testing.assert_allclose(found, own, rtol=1e-12, atol=1e-12 * (1 + slots))
+    np.testing.assert_allclose(squares[:, 0], np.square(wide[1]).sum((1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(squares[:, 1], np.square(wide[0] @ along).sum((1, 2)), rtol=1e-12)

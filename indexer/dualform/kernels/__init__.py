@@ -26,6 +26,7 @@ from dualform.kernels.arguments import (
     Matrices,
     QueryCodes,
     RowAddresses,
+    SlotPlaces,
     TensorLike,
     address,
     fits,
@@ -360,6 +361,25 @@ def outer(
     if compiled().dualform_outer(key, n, d_in, apart, along, error, d_out, sums, summed, summed + 8 * d_out):
         raise MemoryError("no memory to project the slots of a step")
     return found
+
+
+def add_slots(
+    places: SlotPlaces,
+    calls: Sequence[tuple[int, ...]],
+    sums: NDArray[np.float64],
+    entries: NDArray[np.float64],
+    magnitudes: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Of calls as `places` says them, whose tensors are alive: what `outer` adds, to `sums`, and what `entries` adds.
+    Returns float64[calls, 2]: the sums of the squares of errors and of projected keys. Raises MemoryError.
+    """
+    to = address(sums, np.float64, (places.size,), written=True)
+    own, size = (address(vector, np.float64, (places.entries,), written=True) for vector in (entries, magnitudes))
+    taken = own if places.entries else None
+    table, squares = np.array(calls, dtype=np.int64), np.empty((len(calls), 2))
+    if compiled().dualform_add_slots(table.ctypes.data, len(calls), to, taken, size, squares.ctypes.data):
+        raise MemoryError("no memory to project the slots of a step")
+    return squares
 
 
 def entries(

@@ -186,6 +186,58 @@ class Matrices:
         self.table[:, 0] = addresses
 
 
+class SlotPlaces:
+    """Where in float64 vectors the slots of layers are added up: a weight float32[d_out, d_in], and its bias."""
+
+    def __init__(self, size: int, entries: int) -> None:
+        """`size`: of the sums along directions; `entries`: of those of single entries, 0 for none."""
+        self.size, self.entries = size, entries
+        self._layers: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        self._held = list[NDArray[Any]]()
+
+    def add(
+        self,
+        layer: str,
+        directions: NDArray[np.float64],
+        d_out: int,
+        weight: int,
+        bias: int | None,
+        chosen: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
+        of_weight: int = -1,
+        of_bias: int = -1,
+    ) -> None:
+        """A layer with directions float64[d_in]: its places along directions, and those of its entries: `chosen` says
+        their columns and rows, None that there are all.
+        """
+        d_in = len(directions)
+        count = d_out * d_in if chosen is None else len(chosen[0])
+        fits(0 <= weight <= self.size - d_out * DIRECTIONS, "a place for the sums of a weight")
+        fits(bias is None or 0 <= bias <= self.size - d_out, "a place for the sums of a bias")
+        if self.entries:
+            fits(0 <= of_weight <= self.entries - count, "a place for the entries of a weight")
+            fits(bias is None or 0 <= of_bias <= self.entries - d_out, "a place for the entries of a bias")
+        single = (0, 0)
+        if chosen is not None:
+            single = address(chosen[0], np.int32), address(chosen[1], np.int32, (count,))
+            within(chosen[0], d_in, "columns of the keys")
+            within(chosen[1], d_out, "columns of the errors")
+            self._held += chosen
+        self._held.append(directions)
+        own = (address(directions, np.float64), weight, -1 if bias is None else bias, *single, count, of_weight)
+        self._layers[layer] = d_in, d_out, (*own, -1 if bias is None else of_bias)
+
+    def __contains__(self, layer: str) -> bool:
+        return layer in self._layers
+
+    def call(self, layer: str, keys: TensorLike, errors: TensorLike) -> tuple[int, ...]:
+        """slots_t of kernels.h. Raises TypeError and ValueError for tensors that are none of the layer's slots."""
+        d_in, d_out, places = self._layers[layer]
+        (key, n, columns, apart), (error, others, rows, errors_apart) = tensor_rows(keys), tensor_rows(errors)
+        fits(n == others and (n < 2 or errors_apart == d_out), "as many errors as keys, one after another")
+        fits((columns, rows) == (d_in, d_out), f"keys of {d_in} numbers and errors of {d_out}")
+        return key, error, n, apart, d_in, d_out, *places
+
+
 class _Arrays(ctypes.Structure):
     """Takes arrays (None for a null pointer) and numbers in the order of its fields, and keeps the arrays alive."""
 

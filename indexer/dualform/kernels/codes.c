@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-int32_t dualform_abi(void) { return 22; }
+int32_t dualform_abi(void) { return 23; }
 
 int32_t dualform_tile(void) { return TILE; }
 

@@ -1,8 +1,13 @@
-/* Single entries of gradients, which the recorder adds up over a step's slots. Sums are float64. */
+/* Single entries of gradients, and sums along directions, which the recorder adds up over a step's slots. Sums are
+   float64. */
 
 #include "kernels.h"
 
 #include <math.h>
+#include <stdlib.h>
+
+int32_t dualform_outer(const float *keys, int64_t n, int64_t d_in, int64_t apart, const double *directions,
+                       const float *errors, int64_t d_out, double *weighted, double *summed, double *squares);
 
 #define RUN 16    /* neighbouring entries, one row and one column on from each to the next, that are summed together */
 #define SLOTS 64  /* whose rows lie in the cache while every entry takes its two numbers from each */
@@ -78,4 +83,68 @@ void dualform_entries(const float *keys, int64_t n, int64_t keys_apart, const in
             }
         }
     }
+}
+
+/* All entries of a weight, and of a bias, whose keys are 1: each output's side by side. */
+INLINE void add_whole(const slots_t *call, int with_weight, double *entries, double *magnitudes, double *sum,
+                      double *magnitude) {
+    for (int64_t o = 0; o < call->d_out; o++) {
+        double errors = 0.0, sizes = 0.0;
+        for (int64_t c = 0; c < call->d_in; c++) sum[c] = magnitude[c] = 0.0;
+        for (int64_t t = 0; t < call->n; t++) {
+            const double error = call->errors[t * call->d_out + o], size = fabs(error);
+            const float *key = call->keys + t * call->keys_apart;
+            errors += error;
+            sizes += size;
+            if (with_weight)
+                for (int64_t c = 0; c < call->d_in; c++) {
+                    const double x = key[c];
+                    sum[c] += error * x;
+                    magnitude[c] += size * fabs(x);
+                }
+        }
+        if (with_weight)
+            for (int64_t c = 0; c < call->d_in; c++) {
+                entries[call->entries + o * call->d_in + c] += sum[c];
+                magnitudes[call->entries + o * call->d_in + c] += magnitude[c];
+            }
+        if (call->of_bias >= 0) {
+            entries[call->of_bias + o] += errors;
+            magnitudes[call->of_bias + o] += sizes;
+        }
+    }
+}
+
+ALL_FORMS(add_whole,
+          (const slots_t *call, int with_weight, double *entries, double *magnitudes, double *sum, double *magnitude),
+          (call, with_weight, entries, magnitudes, sum, magnitude))
+
+/* Of every call: adds its slots to `sums`, along directions; to `entries` and `magnitudes`, unless they are NULL; and
+   fills the sums of the squares of its errors and of its projected keys [count][2]. Returns 1 where there is no memory,
+   else 0. */
+int32_t dualform_add_slots(const slots_t *calls, int64_t count, double *sums, double *entries, double *magnitudes,
+                           double *squares) {
+    int64_t width = 1;
+    for (const slots_t *c = calls; c < calls + count; c++) {
+        if (2 * c->d_in > width) width = 2 * c->d_in;
+        if (c->d_out > width) width = c->d_out;
+    }
+    double *numbers = malloc((size_t)width * sizeof(double));
+    int32_t failed = numbers == NULL;
+    for (int64_t i = 0; i < count && !failed; i++) {
+        const slots_t *c = calls + i;
+        failed = dualform_outer(c->keys, c->n, c->d_in, c->keys_apart, c->directions, c->errors, c->d_out,
+                                sums + c->weight, numbers, squares + 2 * i);
+        if (failed) break;
+        if (c->bias >= 0)
+            for (int64_t o = 0; o < c->d_out; o++) sums[c->bias + o] += numbers[o];
+        if (entries == NULL) continue;
+        if (c->columns != NULL)
+            dualform_entries(c->keys, c->n, c->keys_apart, c->columns, c->errors, c->d_out, c->rows, c->chosen,
+                             entries + c->entries, magnitudes + c->entries);
+        if (c->columns == NULL || c->of_bias >= 0)
+            CALL(add_whole, c, c->columns == NULL, entries, magnitudes, numbers, numbers + c->d_in);
+    }
+    free(numbers);
+    return failed;
 }

@@ -83,6 +83,25 @@ typedef struct {
     int64_t start;            /* place in what is filled */
 } matrix_t;
 
+/* The slots of one call of a layer, and where in float64 vectors it is that they are added up: a place is -1 where there
+   is none. */
+typedef struct {
+    const float *keys;   /* [n][d_in] */
+    const float *errors; /* [n][d_out] */
+    int64_t n;
+    int64_t keys_apart; /* numbers from one key to the next */
+    int64_t d_in;
+    int64_t d_out;
+    const double *directions; /* [d_in] */
+    int64_t weight;           /* place along directions, of [d_out][DIRECTIONS] */
+    int64_t bias;             /* likewise of [d_out] */
+    const int32_t *columns;   /* [chosen], with the next, of single entries of the weight; NULL where all are taken */
+    const int32_t *rows;
+    int64_t chosen;
+    int64_t entries; /* their place among entries, of [chosen], or of [d_out][d_in] */
+    int64_t of_bias; /* likewise of [d_out] */
+} slots_t;
+
 /* A segment's keys in eight bits: x = scale * code + low + what `residual` is the norm of. */
 typedef struct {
     uint8_t *codes;  /* [groups][words][ROWS][4] */

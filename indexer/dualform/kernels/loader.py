@@ -11,7 +11,7 @@ from pathlib import Path
 from dualform.errors import BadInput
 from dualform.kernels.arguments import AdamUpdate, Candidates, CodeProducts, KeyCodes, QueryCodes, Runs, Scores
 
-ABI = 22
+ABI = 23
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 FORMS = ("portable", "avx2", "avx512vnni")
 """As in kernels.h, each for processors that run the former ones, too."""
@@ -64,11 +64,12 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
         "project_all": (address, count, address),
         "outer": (*rows, address, address, count, address, address, address),
         "entries": (address, count, count, address, address, count, address, count, address, address),
+        "add_slots": (address, count, address, address, address, address),
         "distances": (address, address, address, address, address, count, address),
         "compare": (address, address, address, address, count, address, address),
         "adam": (POINTER(AdamUpdate), count, *[address] * 7),
     }
     for name, types in takes.items():
         function = getattr(loops, f"dualform_{name}")
-        function.argtypes, function.restype = types, c_int32 if name in ("settle", "outer") else None
+        function.argtypes, function.restype = types, c_int32 if name in ("settle", "outer", "add_slots") else None
     return loops

@@ -20,27 +20,27 @@ _PIECE = 1 << 16
 
 
 def advance_both(
-    whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings
+    whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings, workers: int | None
 ) -> tuple[State, State] | None:
-    """As UpdateRule says. None where the loop was not compiled, and for what it does not know: AMSGrad, and buffers of
-    another shape than the weight's.
+    """As UpdateRule says. None where the loop was not compiled, and for what it does not know: AMSGrad, buffers of
+    another shape than the weight's, and counts of updates that differ.
     """
     held = [own for state in (whole, remaining) for kind, own in state.buffers.items() if kind != "step"]
     if settings.get("amsgrad") or kernels.library() is None or any(own.shape != whole.weight.shape for own in held):
         return None
     count = counted(whole)
-    if count.ndim:
+    if not count.size or count.min() != count.max():
         return None
     states = [whole] if stays is None else [whole, remaining]
     averages = [_buffer(state, "exp_avg") for state in states]
-    squares, how = _buffer(whole, "exp_avg_sq"), _update(settings, count)
+    squares, how = _buffer(whole, "exp_avg_sq"), _update(settings, np.asarray(count.reshape(-1)[0]))
     own = (None,) * 3 if stays is None else (remaining.weight, averages[1], stays)
 
     def work(_: int, start: int) -> None:
         stop = min(start + _PIECE, whole.weight.size)
         kernels.adam(how, start, stop, whole.weight, averages[0], squares, gradient, *own)
 
-    divide(range(0, whole.weight.size, _PIECE), work)
+    divide(range(0, whole.weight.size, _PIECE), work, workers)
     after = State(whole.weight, {**whole.buffers, "exp_avg": averages[0], "exp_avg_sq": squares, "step": count})
     return after, remaining if stays is None else State(remaining.weight, {**remaining.buffers, "exp_avg": averages[1]})
 

@@ -77,5 +77,7 @@ def power(beta: float | np.float32, count: Doubles | np.float32) -> Doubles:
     """beta^count of 0 <= beta <= 1; where that is less than NEGLIGIBLE, about NEGLIGIBLE."""
     if 0 < beta < 1:
         count = np.minimum(count, count.dtype.type(log(NEGLIGIBLE) / log(beta)))
+    if count.size > 1 and (count == count.flat[0]).all():  # of many numbers, a power takes longer than all else
+        return np.full(count.shape, np.power(beta, count.reshape(-1)[:1]))
     found: Doubles = np.power(beta, count)
     return found

@@ -84,9 +84,13 @@ class WatchedStates:
 
         `gradient` float64[P], or float64[K, P] where each state has its own.
         """
-        numbers = slice(self._spans[first].start, self._spans[last].stop)
-        buffers = {kind: self.buffers[kind][:, numbers] for kind in self.kinds[first]}
-        after, _ = updated(self.rules[first], State(self.weight[:, numbers], buffers), gradient[..., numbers], settings)
+        numbers, rule = slice(self._spans[first].start, self._spans[last].stop), self.rules[first]
+        buffers = {kind: np.ascontiguousarray(self.buffers[kind][:, numbers]) for kind in self.kinds[first]}
+        state, gradient = State(np.ascontiguousarray(self.weight[:, numbers]), buffers), gradient[..., numbers]
+        both = None
+        if gradient.ndim > 1:
+            both = rule.advance_both(state, state, np.ascontiguousarray(gradient), None, settings, workers=1)
+        after = updated(rule, state, gradient, settings)[0] if both is None else both[0]
         self.weight = _written(self.weight, numbers, after.weight)
         for kind, own in after.buffers.items():
             self.buffers[kind] = _written(self.buffers[kind], numbers, own)
@@ -158,14 +162,22 @@ class TwinNoise:
         lengths = [span.stop - span.start for span in image.spans]
         self._lengths = lengths
         self._starts = [span.start for span in image.spans]
-        self._rounding = np.repeat(rounding, lengths)
+        self._rounding = 2.0 * np.repeat(rounding, lengths)
+        self._random = np.empty_like(self._rounding)
 
     def gradient(self, applied: Doubles, magnitudes: Doubles, known: Doubles, roundoff: Doubles) -> Doubles:
         self._states.weight[2] = self._states.weight[1]  # both go on from the weights seen last
-        error = np.repeat(np.abs(known) * roundoff, self._lengths) * magnitudes
-        for own in self._states.buffers.values():
-            own[2] *= 1.0 + self._rounding * self._generator.uniform(-1.0, 1.0, len(self._rounding))
-        return np.stack([applied, applied, applied + error * self._signs()])
+        error = np.repeat(np.abs(known) * roundoff, self._lengths)
+        error *= magnitudes
+        for kind, own in self._states.buffers.items():
+            if kind != "step":  # a count of updates is not rounded
+                self._generator.random(out=self._random)
+                self._random -= 0.5
+                self._random *= self._rounding
+                self._random += 1.0
+                own[2] *= self._random
+        error *= 2.0 * self._generator.integers(0, 2, len(error), dtype=np.int8) - 1.0  # of either sign
+        return np.stack([applied, applied, applied + error])
 
     def carry(self, run: slice, settings: Settings) -> None:
         """The states are advanced by the watch."""
@@ -175,9 +187,6 @@ class TwinNoise:
         squares = np.add.reduceat(apart * apart, self._starts)
         found: list[float] = (np.sqrt(squares) * self._image.norm_factors).tolist()
         return found
-
-    def _signs(self) -> NDArray[np.float64]:
-        return self._generator.choice([-1.0, 1.0], len(self._rounding))
 
 
 class Writes:

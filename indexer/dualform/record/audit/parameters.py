@@ -115,6 +115,7 @@ class RecordedParameters(Sequence[RecordedParameter]):
         """Whether this process holds some rows alone, so that what it sees is to be added up."""
         self.forms = {tap.name: tap.key_form for tap in taps}
         """By layer, how its keys lie."""
+        self._widths = {tap.name: tap.d_in for tap in taps}
         self._all: list[RecordedParameter] = []
         stop = 0
         for (_, name), terms in held.items():
@@ -152,6 +153,19 @@ class RecordedParameters(Sequence[RecordedParameter]):
     def of_layer(self, layer: str) -> Sequence[tuple[int, RecordedParameter, Parameter]]:
         """A layer's parameters, weights before biases: index, parameter, and its place in the layer."""
         return self._of_layer.get(layer, ())
+
+    def dense(self, layer: str) -> tuple[tuple[int, RecordedParameter], tuple[int, RecordedParameter] | None] | None:
+        """A layer's one weight and its bias, with their indices, where keys are rows of the numbers that the weight
+        takes: [W | b] as it lies. None for every other layer.
+        """
+        own = self.of_layer(layer)
+        weights = [(i, p) for i, p, place in own if p.directions is not None and not place.transposed]
+        biases = [(i, p) for i, p, _ in own if p.directions is None]
+        if type(self.forms[layer]) is not KeyForm or len(weights) != 1 or len(biases) != len(own) - 1 or len(own) > 2:
+            return None
+        if weights[0][1].block_shape[1] != self._widths[layer]:
+            return None
+        return weights[0], biases[0] if biases else None
 
     @cached_property
     def spans(self) -> Sequence[slice]:
@@ -250,12 +264,26 @@ class RecordedEntries:
         """P."""
         self.spans = [slice(start, stop) for start, stop in pairwise(stops)]
         self.norm_factors = [chosen.norm_factor for chosen in self._chosen]
+        pairs = zip(self.norm_factors, parameters, strict=True)
+        self._as_it_lies = [factor == 1 and own.shape == own.block_shape and own.rows is None for factor, own in pairs]
+        """Which parameters are taken whole, as they lie."""
+        shapes = [(span.stop - span.start,) for span in self.spans]
+        self._vectors = Matrices(shapes, [None] * len(shapes), [span.start for span in self.spans], self.size)
 
     def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
-        found = np.zeros(self.size)
+        found, at_once = np.zeros(self.size), list[Tensor | None]()
         for index, parameter in enumerate(self._parameters):
-            if chosen is None or chosen[index]:
-                found[self.spans[index]] = np.nan if parameter.lost else self.of(index, parameter.tensor)
+            at_once.append(None)
+            if chosen is not None and not chosen[index]:
+                continue
+            if parameter.lost:
+                found[self.spans[index]] = np.nan
+            elif self._as_it_lies[index] and readable(parameter.tensor) and parameter.tensor.is_contiguous():
+                at_once[-1] = parameter.tensor.detach().view(-1)
+            else:
+                found[self.spans[index]] = self.of(index, parameter.tensor)
+        if any(own is not None for own in at_once):
+            kernels.project_all(self._vectors, at_once, found)
         return found
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
@@ -269,6 +297,11 @@ class RecordedEntries:
                 else:
                     found[self.spans[index]] = np.where(self._held(index), kept, 0.0)
         return found
+
+    def chosen(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
+        """Columns and rows of the entries of a weight; None where it is taken whole."""
+        own = self._chosen[index]
+        return None if own.norm_factor == 1 else (own.columns.numpy(), own.rows.numpy())
 
     def add_outer(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, magnitudes: Doubles) -> None:
         """Add the gradient that slots of a layer make, and the sum of its terms' magnitudes; both float64[P].
@@ -301,6 +334,9 @@ class RecordedEntries:
         chosen, parameter = self._chosen[index], self._parameters[index]
         block, found = parameter.block_of(tensor), np.zeros(len(chosen.rows))
         if not block.numel():
+            return found
+        if parameter.rows is None and chosen.norm_factor == 1:
+            found[:] = block.reshape(-1).cpu().double().numpy()
             return found
         matrix = block.reshape(len(block) if block.ndim else 1, -1)
         if parameter.rows is None:

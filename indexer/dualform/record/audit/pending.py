@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dualform import kernels
+from dualform.kernels.arguments import SlotPlaces
 from dualform.record.audit.parameters import RecordedEntries, RecordedParameter, RecordedParameters
 from dualform.record.layout import HALVED, KeyForm
-from dualform.record.projection import DIRECTIONS, Doubles, OuterSum, full_precision
+from dualform.record.projection import DIRECTIONS, Doubles, OuterSum, full_precision, readable
 from dualform.record.ranks import TrainingShard
 from dualform.rules.half_precision import HalfType, with_product
 from dualform.store.batch import Product
 
+Row: TypeAlias = tuple[str, Tensor, Tensor, Product | None]
+"""Of one call of a layer: its name, keys, error signals, and how the training rounded the product of both."""
 MOST = 256
 """How many steps may wait for an update one by one."""
 
@@ -71,9 +76,11 @@ class PendingGradients:
     ) -> None:
         """`halves`: by index, the type of the parameters whose gradients are of half precision themselves."""
         self._parameters, self._entries, self._halves = parameters, entries, halves
+        self._dense = {layer: own for layer in parameters.forms if (own := parameters.dense(layer)) is not None}
+        self._places = _places(self._dense, parameters, entries)
         self.steps: list[StepGradient] = []
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor, Product | None]], fresh: bool) -> bool:
+    def add(self, step: int, rows: Sequence[Row], fresh: bool) -> bool:
         """Take one step's slots: keys, as their form has them, and error signals float32[n, d_out] of layers, which may
         come several times; and how the training rounded their product.
 
@@ -84,7 +91,12 @@ class PendingGradients:
         entries, magnitudes = np.zeros((2, count))
         halved, terms = np.zeros((2, len(self._parameters)))
         of_copies: dict[tuple[int, int], Doubles] = {}
-        for layer, keys, errors, product in sorted(rows, key=_place):
+        at_once, others = list[Row](), list[Row]()
+        for row in rows:
+            (at_once if self._read_at_once(row) else others).append(row)
+        if at_once:
+            self._add_at_once(at_once, sums, bounds, entries, magnitudes, terms)
+        for layer, keys, errors, product in sorted(others, key=_place):
             self._add_rows(layer, keys, errors, sums, bounds)
             for index, parameter, _ in self._parameters.of_layer(layer):
                 terms[index] += _terms(self._parameters.forms[layer], parameter, keys)
@@ -104,6 +116,32 @@ class PendingGradients:
         self.steps.append(StepGradient(step, fresh, sums, bounds, entries, magnitudes, halved, terms))
         # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
         return all(map(isfinite, bounds.tolist()))
+
+    def _read_at_once(self, row: Row) -> bool:
+        """Whether the compiled loops can read a call as it lies."""
+        layer, keys, errors, product = row
+        dense = layer in self._dense and product is None and readable(keys) and readable(errors)
+        return dense and keys.stride(1) == 1 and errors.is_contiguous()
+
+    def _add_at_once(
+        self,
+        rows: Sequence[Row],
+        sums: Doubles,
+        bounds: Doubles,
+        entries: Doubles,
+        magnitudes: Doubles,
+        terms: Doubles,
+    ) -> None:
+        """Of calls of dense layers, in one go of the compiled loops."""
+        calls = [self._places.call(layer, keys, errors) for layer, keys, errors, _ in rows]
+        squares = kernels.add_slots(self._places, calls, sums, entries, magnitudes).tolist()
+        for (layer, keys, _, _), (of_errors, of_keys) in zip(rows, squares, strict=True):
+            (weight, _), bias = self._dense[layer]
+            bounds[weight] += of_errors**0.5 * (of_keys / DIRECTIONS) ** 0.5
+            terms[weight] += 1
+            if bias is not None:
+                bounds[bias[0]] += of_errors**0.5 * float(len(keys)) ** 0.5
+                terms[bias[0]] += 1
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, bounds: Doubles) -> None:
         outer: OuterSum | None = None
@@ -186,7 +224,29 @@ def _terms(form: KeyForm, parameter: RecordedParameter, keys: Tensor) -> int:
     return 1
 
 
-def _place(row: tuple[str, Tensor, Tensor, Product | None]) -> int:
+def _places(
+    dense: Mapping[str, tuple[tuple[int, RecordedParameter], tuple[int, RecordedParameter] | None]],
+    parameters: RecordedParameters,
+    entries: RecordedEntries | None,
+) -> SlotPlaces:
+    """Where the loops add up what the slots of dense layers bring."""
+    places = SlotPlaces(parameters.size, 0 if entries is None else entries.size)
+    for layer, ((index, weight), bias) in dense.items():
+        assert weight.directions is not None
+        of_entries: dict[str, Any] = {}
+        if entries is not None:
+            of_bias = -1 if bias is None else entries.spans[bias[0]].start
+            of_entries = {
+                "chosen": entries.chosen(index),
+                "of_weight": entries.spans[index].start,
+                "of_bias": of_bias,
+            }
+        start = None if bias is None else bias[1].start
+        places.add(layer, weight.directions.parts, weight.block_shape[0], weight.start, start, **of_entries)
+    return places
+
+
+def _place(row: Row) -> int:
     """Where the product of a call comes among those of the same copy of the weights; 0 for a call that rounded none."""
     return 0 if row[3] is None else row[3].place
 

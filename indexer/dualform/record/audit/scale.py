@@ -355,16 +355,20 @@ def rounding_gradients(
     `factors` float64[parameters], NaN where the optimizer skips one; `unscaling`: what it makes of gradients before it
     uses them; `sums` and `magnitudes` float64[E]: of the slots' terms, before the factor.
     """
+    biases = [i for i, own in enumerate(parameters) if own.directions is None and np.isfinite(factors[i])]
+    if not biases:
+        return {}
+    starts = np.cumsum([0, *(parameters[i].numbers for i in biases)])
+    own = np.concatenate([gradient.applied[parameters[i].start : parameters[i].stop] for i in biases]) * unscaling
+    made, size = (np.concatenate([vector[entries.spans[i]] for i in biases]) for vector in (sums, magnitudes))
+    factor = np.repeat(factors[biases], np.diff(starts))
+    bound = ROUNDING * np.abs(factor) * size
+    rounded = (bound > 0) & (np.abs(own) <= bound) & (np.abs(own - factor * made) <= bound)
     found = {}
-    for index, parameter in enumerate(parameters):
-        if parameter.directions is not None or not np.isfinite(factors[index]):
-            continue
-        own, span = gradient.applied[parameter.start : parameter.stop] * unscaling, entries.spans[index]
-        bound = ROUNDING * abs(factors[index]) * magnitudes[span]
-        rest = np.abs(own - factors[index] * sums[span])
-        rows = np.flatnonzero((bound > 0) & (np.abs(own) <= bound) & (rest <= bound))
+    for index, start, stop in zip(biases, starts[:-1], starts[1:], strict=True) if rounded.any() else ():
+        rows = np.flatnonzero(rounded[start:stop])
         if len(rows):
-            found[index] = RoundingGradient(rows.astype(np.int32), own[rows])
+            found[index] = RoundingGradient(rows.astype(np.int32), own[start:stop][rows])
     return found
 
 

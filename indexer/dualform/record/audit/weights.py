@@ -29,8 +29,10 @@ class LiveTensors:
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
         """Names that the model does not have, as those of taps of one's own may be, are never looked up again."""
         self._model = model
-        self._paths = {name: name.split(".") for name in names}
-        self._paths = {name: path for name, path in self._paths.items() if self._walk(path) is not None}
+        paths = ((name, tuple(name.split("."))) for name in names)
+        self._paths = {name: path for name, path in paths if self._of(self._module(path[:-1]), path[-1]) is not None}
+        self._places = [(name, path[:-1], path[-1]) for name, path in self._paths.items()]
+        self._modules = {module for _, module, _ in self._places}
 
     def has(self, name: str) -> bool:
         """Whether the model held a tensor of that name when recording began."""
@@ -38,17 +40,27 @@ class LiveTensors:
 
     def named(self, name: str) -> Tensor | None:
         """The tensor of a name that the model had; None where it has none any more."""
-        return self._walk(self._paths[name])
+        *path, last = self._paths[name]
+        return self._of(self._module(path), last)
 
-    def _walk(self, path: list[str]) -> Tensor | None:
+    def every(self) -> dict[str, Tensor | None]:
+        """All of them by name, as `named` finds each."""
+        modules = {module: self._module(list(module)) for module in self._modules}
+        return {name: self._of(modules[module], last) for name, module, last in self._places}
+
+    def _module(self, path: Sequence[str]) -> Any:
+        """The module of a path; None where there is none any more."""
         module: Any = self._model
-        for part in path[:-1]:
-            if part not in module._modules:  # of torch.jit these are no dicts, and have no get
+        for part in path:
+            if module is None or part not in module._modules:  # of torch.jit these are no dicts, and have no get
                 return None
             module = module._modules[part]
-            if module is None:
-                return None
-        own, name = module._parameters, path[-1]
+        return module
+
+    def _of(self, module: Any, name: str) -> Tensor | None:
+        if module is None:
+            return None
+        own = module._parameters
         # Where it is none of its parameters, it was pruned or parametrized since: what the module computes with.
         found = own[name] if name in own else getattr(module, name, None)
         return found if isinstance(found, Tensor) else None
@@ -62,7 +74,8 @@ class Replacements:
     ) -> None:
         """`model`: None where no other tensor may take a parameter's place; `rule`: says which buffers there are."""
         self._parameters, self._optimizer, self._rule = parameters, optimizer, rule
-        self._live = None if model is None else LiveTensors(model, (p.parameter for p in parameters))
+        self._names = [parameter.parameter for parameter in parameters]
+        self._live = None if model is None else LiveTensors(model, self._names)
         self._tensors = [parameter.tensor for parameter in parameters]
         """Those that stand in the parameters' places now."""
         self._buffers: list[Tensor | float | None] | None = None
@@ -80,10 +93,11 @@ class Replacements:
         live, found = self._live, list[tuple[int, str]]()
         if live is None:
             return found
-        for index, parameter in enumerate(self._parameters):
-            if parameter.lost or not live.has(parameter.parameter):
+        standing = live.every()
+        for index, (parameter, name) in enumerate(zip(self._parameters, self._names, strict=True)):
+            if parameter.lost or name not in standing:
                 continue
-            now = live.named(parameter.parameter)
+            now = standing[name]
             if now is parameter.tensor and now.shape == parameter.shape:
                 continue
             if is_sharded(parameter.tensor) and now is not None and not is_sharded(now):
