@@ -14,7 +14,7 @@ from dualform.errors import BadInput, Damaged, NotFound
 from dualform.questions import QuerySetExamples
 from dualform.store.maintenance.check import what_is_wrong
 from dualform.store.maintenance.copying import copy_memory
-from tests.query.gradient_networks import NETWORKS, ROWS, STEPS, TESTS, loss
+from tests.query.test_gradients import NETWORKS, ROWS, STEPS, TESTS, loss
 from tests.trainings import learn, take_steps
 from tests.wire.values import same
 
