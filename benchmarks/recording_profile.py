@@ -26,7 +26,7 @@ import torch
 from benchmarks.document import table
 from benchmarks.recording import Kind, Training, trainings
 from dualform.record import batches, recording, session, sink
-from dualform.record.audit import parameters, pending, scale, updates, weights
+from dualform.record.audit import pending, scale, updates, weights
 from dualform.record.slots import slots, step_record
 from dualform.record.taps import autograd, tap, watcher
 from dualform.store import journal, shard
@@ -41,8 +41,7 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("training: taps, forward and backward", watcher, "_seen"),
     ("training: taps, forward and backward", autograd.Report, "__call__"),
     ("training: keys and error signals copied", step_record.Collector, "received"),
-    ("training: slots along directions, and whether they are finite", pending.PendingGradients, "add"),
-    ("training: gradients of chosen entries, from slots", parameters.RecordedEntries, "add_outer"),
+    ("training: slots along directions and of entries, and whether they are finite", pending.PendingGradients, "add"),
     ("training: gradients along directions", scale.GradientFactors, "measure"),
     ("training: weights looked at before an update", weights.ObservedWeights, "observe"),
     ("training: weights looked at after an update", weights.ObservedWeights, "updated"),

@@ -52,7 +52,7 @@ def test_a_training_is_profiled_by_its_name():
     assert head == "| ms of the processor a step | unrecorded | values |"
     parts = [row.split(" | ")[0].removeprefix("| ") for row in rows]
     assert parts[0] == "whole"
-    assert "training: gradients of chosen entries, from slots" in parts
+    assert "training: slots along directions and of entries, and whether they are finite" in parts
 
 
 def test_the_study_is_not_profiled_without_its_data():

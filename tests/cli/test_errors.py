@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -94,7 +94,8 @@ def test_an_unforeseen_error_tells_how_to_see_more(dualform, monkeypatch, addres
     assert "DUALFORM_TRACEBACK=1" in told.json["error"]["hint"]
     monkeypatch.setenv("DUALFORM_TRACEBACK", "1")
     assert "ZeroDivisionError" in dualform("info", address, "--json").err
-    monkeypatch.setattr("dualform_client.cli.inspection.asdict", lambda told: signal.raise_signal(signal.SIGINT))
+    interrupted = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("dualform_client.cli.inspection.asdict", interrupted)
     assert dualform("info", address, "--json").code == 130, "an interruption is no failure of ours"
 
 
