@@ -579,10 +579,8 @@ def test_slots_of_several_calls(form, slots, d_in, d_out, seed):
         squares = kernels.add_slots(places, calls, sums, single, sizes)
     along = np.zeros((d_in, DIRECTIONS))
     along[np.arange(d_in), np.arange(d_in) % DIRECTIONS] = directions
-    wide, wanted = (
-        [own.astype(np.float64) for own in (keys, errors)],
-        [np.ones_like(own) for own in (sums, single, sizes)],
-    )
+    wide = [own.astype(np.float64) for own in (keys, errors)]
+    wanted = [np.ones_like(own) for own in (sums, single, sizes)]
     for i, start in ((0, 1), (1, 0)):
         wanted[0][start : start + d_out * DIRECTIONS] += (wide[1][i].T @ (wide[0][i] @ along)).reshape(-1)
     wanted[0][size - d_out :] += wide[1][0].sum(0)

@@ -226,9 +226,6 @@ class SlotPlaces:
         own = (address(directions, np.float64), weight, -1 if bias is None else bias, *single, count, of_weight)
         self._layers[layer] = d_in, d_out, (*own, -1 if bias is None else of_bias)
 
-    def __contains__(self, layer: str) -> bool:
-        return layer in self._layers
-
     def call(self, layer: str, keys: TensorLike, errors: TensorLike) -> tuple[int, ...]:
         """slots_t of kernels.h. Raises TypeError and ValueError for tensors that are none of the layer's slots."""
         d_in, d_out, places = self._layers[layer]

@@ -6,9 +6,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-int32_t dualform_outer(const float *keys, int64_t n, int64_t d_in, int64_t apart, const double *directions,
-                       const float *errors, int64_t d_out, double *weighted, double *summed, double *squares);
-
 #define RUN 16    /* neighbouring entries, one row and one column on from each to the next, that are summed together */
 #define SLOTS 64  /* whose rows lie in the cache while every entry takes its two numbers from each */
 
@@ -90,7 +87,8 @@ INLINE void add_whole(const slots_t *call, int with_weight, double *entries, dou
                       double *magnitude) {
     for (int64_t o = 0; o < call->d_out; o++) {
         double errors = 0.0, sizes = 0.0;
-        for (int64_t c = 0; c < call->d_in; c++) sum[c] = magnitude[c] = 0.0;
+        if (with_weight)
+            for (int64_t c = 0; c < call->d_in; c++) sum[c] = magnitude[c] = 0.0;
         for (int64_t t = 0; t < call->n; t++) {
             const double error = call->errors[t * call->d_out + o], size = fabs(error);
             const float *key = call->keys + t * call->keys_apart;

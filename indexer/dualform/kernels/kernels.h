@@ -102,6 +102,9 @@ typedef struct {
     int64_t of_bias; /* likewise of [d_out] */
 } slots_t;
 
+int32_t dualform_outer(const float *keys, int64_t n, int64_t d_in, int64_t apart, const double *directions,
+                       const float *errors, int64_t d_out, double *weighted, double *summed, double *squares);
+
 /* A segment's keys in eight bits: x = scale * code + low + what `residual` is the norm of. */
 typedef struct {
     uint8_t *codes;  /* [groups][words][ROWS][4] */

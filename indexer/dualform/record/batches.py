@@ -69,18 +69,12 @@ class OtherValues:
         self._sharded = [name for name in names if name in sharded]
         names = [name for name in names if name not in sharded]
         self._live = LiveTensors(model, names)
-        self._tensors = [own for name in names if (own := self._tensor(name, initial[name].shape)) is not None]
+        standing = self._live.standing()
+        found = (_kept(name, standing.get(name), initial[name].shape) for name in names)
+        self._tensors = [own for own in found if own is not None]
         self._every = 0
         """0 before the first step is over, and where nothing is kept."""
         self._rows: list[OtherRow] = []
-
-    def _tensor(self, name: str, shape: Sequence[int]) -> OtherTensor | None:
-        """None for what the model does not hold under the name that its state dict has."""
-        found = self._live.named(name) if self._live.has(name) else None
-        if found is None or not _is_plain(found) or tuple(found.shape) != tuple(shape):
-            return None
-        kind = _kind(found)
-        return OtherTensor(name, kind, tuple(shape)) if kind in STORED else None
 
     def begin(self, step_bytes: int) -> Others | None:
         """The first step is over, and brought so many bytes: what is kept from now on, and how often."""
@@ -120,9 +114,9 @@ class OtherValues:
 
     def _content(self) -> Tensor | None:
         """uint8[b]; None where one of them is not there any more as it was."""
-        live = [self._live.named(tensor.name) for tensor in self._tensors]
-        parts = list[Tensor]()
-        for own, tensor in zip(live, self._tensors, strict=True):
+        standing, parts = self._live.standing(), list[Tensor]()
+        for tensor in self._tensors:
+            own = standing[tensor.name]
             if own is None or not _is_plain(own) or tuple(own.shape) != tensor.shape or _kind(own) != tensor.dtype:
                 return None
             parts.append(own.detach().reshape(-1).view(torch.uint8))
@@ -138,6 +132,14 @@ def _explained(taps: Sequence[Tap], initial: Mapping[str, NDArray[Any]]) -> set[
         for block in tap.parameters if tap.values else ():
             blocks.setdefault(block.name, []).append(block)
     return {name for name, own in blocks.items() if name in initial and whole(own, initial[name].shape)}
+
+
+def _kept(name: str, found: Tensor | None, shape: Sequence[int]) -> OtherTensor | None:
+    """None for what the model does not hold under the name that its state dict has."""
+    if found is None or not _is_plain(found) or tuple(found.shape) != tuple(shape):
+        return None
+    kind = _kind(found)
+    return OtherTensor(name, kind, tuple(shape)) if kind in STORED else None
 
 
 def _is_plain(tensor: Tensor) -> bool:

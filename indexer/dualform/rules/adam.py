@@ -61,18 +61,12 @@ class Adam(AveragedRule):
         return Scale(factors, statistics, left_by_decay(state.weight, settings, settings["decoupled_weight_decay"]))
 
     def advance_both(
-        self,
-        whole: State,
-        remaining: State,
-        gradient: Doubles,
-        stays: Doubles | None,
-        settings: Settings,
-        workers: int | None = None,
+        self, whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings
     ) -> tuple[State, State] | None:
         """As UpdateRule says."""
         if type(self) is not Adam:  # what derives from it may change `scale`
             return None
-        return compiled_adam.advance_both(whole, remaining, gradient, stays, settings, workers)
+        return compiled_adam.advance_both(whole, remaining, gradient, stays, settings)
 
     def rounded(self, state: State, gradient: Doubles, settings: Settings, half: HalfType) -> State:
         """As RoundedRule says: single-tensor operations on the processor, without AMSGrad."""

@@ -20,7 +20,7 @@ _PIECE = 1 << 16
 
 
 def advance_both(
-    whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings, workers: int | None
+    whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings
 ) -> tuple[State, State] | None:
     """As UpdateRule says. None where the loop was not compiled, and for what it does not know: AMSGrad, buffers of
     another shape than the weight's, and counts of updates that differ.
@@ -40,7 +40,10 @@ def advance_both(
         stop = min(start + _PIECE, whole.weight.size)
         kernels.adam(how, start, stop, whole.weight, averages[0], squares, gradient, *own)
 
-    divide(range(0, whole.weight.size, _PIECE), work, workers)
+    if whole.weight.size <= _PIECE:
+        work(0, 0)
+    else:
+        divide(range(0, whole.weight.size, _PIECE), work)
     after = State(whole.weight, {**whole.buffers, "exp_avg": averages[0], "exp_avg_sq": squares, "step": count})
     return after, remaining if stays is None else State(remaining.weight, {**remaining.buffers, "exp_avg": averages[1]})
 

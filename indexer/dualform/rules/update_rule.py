@@ -139,20 +139,13 @@ class UpdateRule(Protocol):
         ...
 
     def advance_both(
-        self,
-        whole: State,
-        remaining: State,
-        gradient: Doubles,
-        stays: Doubles | None,
-        settings: Settings,
-        workers: int | None = None,
+        self, whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings
     ) -> tuple[State, State] | None:
         """The whole, and what a mask leaves of it, after one update, for a rule that is faster at once: to the bit as
         `scale` and `advance` would have them. None where it is to be done by those.
 
         `stays` is the part of the gradient that the mask leaves, None for all of it, and then `remaining` is as it was.
-        Arrays of the states are contiguous, and may be written to. `workers`: threads that take part; None for as many
-        as there are cores.
+        Arrays of the states are contiguous, and may be written to.
         """
         return None
 

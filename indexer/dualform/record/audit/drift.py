@@ -89,7 +89,7 @@ class WatchedStates:
         state, gradient = State(np.ascontiguousarray(self.weight[:, numbers]), buffers), gradient[..., numbers]
         both = None
         if gradient.ndim > 1:
-            both = rule.advance_both(state, state, np.ascontiguousarray(gradient), None, settings, workers=1)
+            both = rule.advance_both(state, state, np.ascontiguousarray(gradient), None, settings)
         after = updated(rule, state, gradient, settings)[0] if both is None else both[0]
         self.weight = _written(self.weight, numbers, after.weight)
         for kind, own in after.buffers.items():

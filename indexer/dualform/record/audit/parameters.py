@@ -154,18 +154,18 @@ class RecordedParameters(Sequence[RecordedParameter]):
         """A layer's parameters, weights before biases: index, parameter, and its place in the layer."""
         return self._of_layer.get(layer, ())
 
-    def dense(self, layer: str) -> tuple[tuple[int, RecordedParameter], tuple[int, RecordedParameter] | None] | None:
-        """A layer's one weight and its bias, with their indices, where keys are rows of the numbers that the weight
-        takes: [W | b] as it lies. None for every other layer.
+    def dense(self, layer: str) -> tuple[int, int | None] | None:
+        """The indices of a layer's one weight and its bias, if keys are rows of the numbers that the weight takes:
+        [W | b] as it lies. None for every other layer.
         """
         own = self.of_layer(layer)
-        weights = [(i, p) for i, p, place in own if p.directions is not None and not place.transposed]
-        biases = [(i, p) for i, p, _ in own if p.directions is None]
-        if type(self.forms[layer]) is not KeyForm or len(weights) != 1 or len(biases) != len(own) - 1 or len(own) > 2:
+        biases = [index for index, parameter, _ in own if parameter.directions is None]
+        if type(self.forms[layer]) is not KeyForm or len(own) - len(biases) != 1 or len(biases) > 1:
             return None
-        if weights[0][1].block_shape[1] != self._widths[layer]:
+        index, weight, place = next(part for part in own if part[1].directions is not None)
+        if place.transposed or weight.block_shape[1] != self._widths[layer]:
             return None
-        return weights[0], biases[0] if biases else None
+        return index, biases[0] if biases else None
 
     @cached_property
     def spans(self) -> Sequence[slice]:
@@ -278,7 +278,7 @@ class RecordedEntries:
                 continue
             if parameter.lost:
                 found[self.spans[index]] = np.nan
-            elif self._as_it_lies[index] and readable(parameter.tensor) and parameter.tensor.is_contiguous():
+            elif self._as_it_lies[index] and _at_once(parameter.tensor, parameter.shape):
                 at_once[-1] = parameter.tensor.detach().view(-1)
             else:
                 found[self.spans[index]] = self.of(index, parameter.tensor)

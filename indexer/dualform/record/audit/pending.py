@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from dualform.record.ranks import TrainingShard
 from dualform.rules.half_precision import HalfType, with_product
 from dualform.store.batch import Product
 
-Row: TypeAlias = tuple[str, Tensor, Tensor, Product | None]
+ValuedRow: TypeAlias = tuple[str, Tensor, Tensor, Product | None]
 """Of one call of a layer: its name, keys, error signals, and how the training rounded the product of both."""
 MOST = 256
 """How many steps may wait for an update one by one."""
@@ -80,7 +80,7 @@ class PendingGradients:
         self._places = _places(self._dense, parameters, entries)
         self.steps: list[StepGradient] = []
 
-    def add(self, step: int, rows: Sequence[Row], fresh: bool) -> bool:
+    def add(self, step: int, rows: Sequence[ValuedRow], fresh: bool) -> bool:
         """Take one step's slots: keys, as their form has them, and error signals float32[n, d_out] of layers, which may
         come several times; and how the training rounded their product.
 
@@ -91,15 +91,15 @@ class PendingGradients:
         entries, magnitudes = np.zeros((2, count))
         halved, terms = np.zeros((2, len(self._parameters)))
         of_copies: dict[tuple[int, int], Doubles] = {}
-        at_once, others = list[Row](), list[Row]()
+        at_once, others = list[ValuedRow](), list[ValuedRow]()
         for row in rows:
             (at_once if self._read_at_once(row) else others).append(row)
+            for index, parameter, _ in self._parameters.of_layer(row[0]):
+                terms[index] += _terms(self._parameters.forms[row[0]], parameter, row[1])
         if at_once:
-            self._add_at_once(at_once, sums, bounds, entries, magnitudes, terms)
+            self._add_at_once(at_once, sums, bounds, entries, magnitudes)
         for layer, keys, errors, product in sorted(others, key=_place):
             self._add_rows(layer, keys, errors, sums, bounds)
-            for index, parameter, _ in self._parameters.of_layer(layer):
-                terms[index] += _terms(self._parameters.forms[layer], parameter, keys)
             if self._entries is None:
                 continue
             own = entries if product is None else np.zeros(count)
@@ -117,31 +117,23 @@ class PendingGradients:
         # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
         return all(map(isfinite, bounds.tolist()))
 
-    def _read_at_once(self, row: Row) -> bool:
+    def _read_at_once(self, row: ValuedRow) -> bool:
         """Whether the compiled loops can read a call as it lies."""
         layer, keys, errors, product = row
         dense = layer in self._dense and product is None and readable(keys) and readable(errors)
         return dense and keys.stride(1) == 1 and errors.is_contiguous()
 
     def _add_at_once(
-        self,
-        rows: Sequence[Row],
-        sums: Doubles,
-        bounds: Doubles,
-        entries: Doubles,
-        magnitudes: Doubles,
-        terms: Doubles,
+        self, rows: Sequence[ValuedRow], sums: Doubles, bounds: Doubles, entries: Doubles, magnitudes: Doubles
     ) -> None:
         """Of calls of dense layers, in one go of the compiled loops."""
         calls = [self._places.call(layer, keys, errors) for layer, keys, errors, _ in rows]
         squares = kernels.add_slots(self._places, calls, sums, entries, magnitudes).tolist()
         for (layer, keys, _, _), (of_errors, of_keys) in zip(rows, squares, strict=True):
-            (weight, _), bias = self._dense[layer]
-            bounds[weight] += of_errors**0.5 * (of_keys / DIRECTIONS) ** 0.5
-            terms[weight] += 1
+            weight, bias = self._dense[layer]
+            bounds[weight] += _bound(of_errors, of_keys / DIRECTIONS)
             if bias is not None:
-                bounds[bias[0]] += of_errors**0.5 * float(len(keys)) ** 0.5
-                terms[bias[0]] += 1
+                bounds[bias] += _bound(of_errors, len(keys))
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, bounds: Doubles) -> None:
         outer: OuterSum | None = None
@@ -151,10 +143,10 @@ class PendingGradients:
             if parameter.directions is None:
                 summed, square = _summed(errors) if outer is None else (outer.summed, outer.errors_square)
                 own_sums += summed
-                bounds[index] += square**0.5 * float(len(errors)) ** 0.5
+                bounds[index] += _bound(square, len(errors))
                 continue
             found = form.add_outer(parameter.directions, keys, errors, place, own_sums)
-            bounds[index] += found.errors_square**0.5 * (found.keys_square / DIRECTIONS) ** 0.5
+            bounds[index] += _bound(found.errors_square, found.keys_square / DIRECTIONS)
             outer = outer if place.transposed else found
 
     def forget(self, step: int) -> None:
@@ -224,29 +216,31 @@ def _terms(form: KeyForm, parameter: RecordedParameter, keys: Tensor) -> int:
     return 1
 
 
+def _bound(errors_square: float, keys_square: float) -> float:
+    """On the magnitudes of a sum over slots, from the sums of squares of its factors."""
+    bound: float = errors_square**0.5 * keys_square**0.5
+    return bound
+
+
 def _places(
-    dense: Mapping[str, tuple[tuple[int, RecordedParameter], tuple[int, RecordedParameter] | None]],
-    parameters: RecordedParameters,
-    entries: RecordedEntries | None,
+    dense: Mapping[str, tuple[int, int | None]], parameters: RecordedParameters, entries: RecordedEntries | None
 ) -> SlotPlaces:
     """Where the loops add up what the slots of dense layers bring."""
     places = SlotPlaces(parameters.size, 0 if entries is None else entries.size)
-    for layer, ((index, weight), bias) in dense.items():
+    for layer, (index, bias) in dense.items():
+        weight: RecordedParameter = parameters[index]
         assert weight.directions is not None
-        of_entries: dict[str, Any] = {}
-        if entries is not None:
-            of_bias = -1 if bias is None else entries.spans[bias[0]].start
-            of_entries = {
-                "chosen": entries.chosen(index),
-                "of_weight": entries.spans[index].start,
-                "of_bias": of_bias,
-            }
-        start = None if bias is None else bias[1].start
-        places.add(layer, weight.directions.parts, weight.block_shape[0], weight.start, start, **of_entries)
+        start = None if bias is None else parameters[bias].start
+        own = layer, weight.directions.parts, weight.block_shape[0], weight.start, start
+        if entries is None:
+            places.add(*own)
+        else:
+            of_bias = -1 if bias is None else entries.spans[bias].start
+            places.add(*own, entries.chosen(index), entries.spans[index].start, of_bias)
     return places
 
 
-def _place(row: Row) -> int:
+def _place(row: ValuedRow) -> int:
     """Where the product of a call comes among those of the same copy of the weights; 0 for a call that rounded none."""
     return 0 if row[3] is None else row[3].place
 

@@ -365,7 +365,7 @@ def rounding_gradients(
     bound = ROUNDING * np.abs(factor) * size
     rounded = (bound > 0) & (np.abs(own) <= bound) & (np.abs(own - factor * made) <= bound)
     found = {}
-    for index, start, stop in zip(biases, starts[:-1], starts[1:], strict=True) if rounded.any() else ():
+    for index, start, stop in zip(biases, starts[:-1], starts[1:], strict=True):
         rows = np.flatnonzero(rounded[start:stop])
         if len(rows):
             found[index] = RoundingGradient(rows.astype(np.int32), own[start:stop][rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import isnan
 from typing import Any, TypeAlias
 
@@ -138,7 +138,8 @@ class Updates:
         """Which of a step's backward passes is the first whose gradients are still there."""
         if self._factors is None:
             return 0
-        own = PendingGradients(self._parameters, None, {})
+        own = self._of_passes
+        own.clear()
         for each in passes:
             rows = [
                 (layer, signal.keys, signal.errors, None)
@@ -152,6 +153,11 @@ class Updates:
         if self._parameters.sharded and self._ranks is not None:
             seen = own.sum_over(self._ranks, self._factors.see(trained))
         return max(0, self._factors.start(own.steps, trained, seen) - before)
+
+    @cached_property
+    def _of_passes(self) -> PendingGradients:
+        """Of the passes of one step, whose gradients are compared."""
+        return PendingGradients(self._parameters, None, {})
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""

@@ -29,24 +29,14 @@ class LiveTensors:
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
         """Names that the model does not have, as those of taps of one's own may be, are never looked up again."""
         self._model = model
-        paths = ((name, tuple(name.split("."))) for name in names)
-        self._paths = {name: path for name, path in paths if self._of(self._module(path[:-1]), path[-1]) is not None}
-        self._places = [(name, path[:-1], path[-1]) for name, path in self._paths.items()]
-        self._modules = {module for _, module, _ in self._places}
+        paths = {name: tuple(name.split(".")) for name in names}
+        self._places = {name: (path[:-1], path[-1]) for name, path in paths.items()}
+        self._places = {name: self._places[name] for name, own in self.standing().items() if own is not None}
 
-    def has(self, name: str) -> bool:
-        """Whether the model held a tensor of that name when recording began."""
-        return name in self._paths
-
-    def named(self, name: str) -> Tensor | None:
-        """The tensor of a name that the model had; None where it has none any more."""
-        *path, last = self._paths[name]
-        return self._of(self._module(path), last)
-
-    def every(self) -> dict[str, Tensor | None]:
-        """All of them by name, as `named` finds each."""
-        modules = {module: self._module(list(module)) for module in self._modules}
-        return {name: self._of(modules[module], last) for name, module, last in self._places}
+    def standing(self) -> dict[str, Tensor | None]:
+        """By the names that the model had when recording began, the tensors that it has now; None where it has none."""
+        modules = {path: self._module(path) for path in dict.fromkeys(path for path, _ in self._places.values())}
+        return {name: self._of(modules[path], last) for name, (path, last) in self._places.items()}
 
     def _module(self, path: Sequence[str]) -> Any:
         """The module of a path; None where there is none any more."""
@@ -93,7 +83,7 @@ class Replacements:
         live, found = self._live, list[tuple[int, str]]()
         if live is None:
             return found
-        standing = live.every()
+        standing = live.standing()
         for index, (parameter, name) in enumerate(zip(self._parameters, self._names, strict=True)):
             if parameter.lost or name not in standing:
                 continue
