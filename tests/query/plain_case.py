@@ -1,13 +1,33 @@
-"""A layer trained by plain SGD, without a disk, and the sums that its answers must be."""
+"""A layer trained by plain SGD, without a disk, the sums that its answers must be, and the memory that they take."""
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
+from hypothesis import given, strategies as st
 
 from tests.query import arrays
 
 STEPS, BATCH = 12, 10
 LR = 0.1
+some_cases = given(
+    seed=st.integers(0, 2**32),
+    label=st.none() | st.integers(0, 3),
+    at_step=st.none() | st.integers(0, STEPS),
+    repeats=st.booleans(),
+)
+"""Of a case its seed and whether its rows repeat; a label that is left out; and up to which step."""
+
+
+def peak_bytes(work):
+    """What Python allocates at most while it works, and what the work returns."""
+    tracemalloc.start()
+    try:
+        found = work()
+        return tracemalloc.get_traced_memory()[1], found
+    finally:
+        tracemalloc.stop()
 
 
 class Case:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from dualform.store.layer import Layer, affine
 from dualform.store.reading.runs import opened
 from dualform.store.writing.writer import Writer
 from tests.query import arrays
+from tests.query.plain_case import peak_bytes
 from tests.trainings import record_steps
 from tests.wire.values import same
 
@@ -321,12 +321,7 @@ def test_what_an_output_takes_is_less_than_what_it_claims(wide, layer):
         claimed = needs.of_weights(memory._view, own) - needs._blocks([own], memory._view.snapshot)
         query = np.ones((1, memory._view.snapshot.layer(layer).d_in), np.float32)
         memory.topk(layer, query, where="label < 4")  # masks and columns are counted apart
-        tracemalloc.start()
-        try:
-            memory.output(layer, query, where="label < 4")
-            taken = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        taken, _ = peak_bytes(lambda: memory.output(layer, query, where="label < 4"))
     assert taken <= claimed + 2**20
     assert claimed <= 4 * taken + 2**20, "and not far from it"
 
@@ -377,12 +372,7 @@ def test_sums_by_many_groups_hold_the_scores_of_one_batch(monkeypatch, rng):
     asked = GroupSum("fc", Vectors(rng.standard_normal((queries, 4), np.float32)), ("sample",))
     memory.ask(asked)
     resolved = resolve(memory._view, asked, never)
-    tracemalloc.start()
-    try:
-        group_sum(resolved, never)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak, _ = peak_bytes(lambda: group_sum(resolved, never))
     claimed = needs.of_group_sum(resolved) - needs._of_layer(resolved)
     batch, answer = 8 * grouping.BATCH * entries, 8 * queries * groups
     assert peak < 1.8 * batch + answer

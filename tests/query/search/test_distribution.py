@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.view import never
 from dualform.questions import Distribution, Vectors
 from tests.query import arrays
-from tests.query.plain_case import BATCH, STEPS, Case
+from tests.query.plain_case import BATCH, STEPS, Case, peak_bytes
 from tests.query.score.test_scores import near, opposed  # noqa: F401 (fixtures)
 from tests.query.search.test_top_k import SLOW, cases, engine_of, mask_of
 from tests.query.weights.test_directed import asked, backend_of, direction_rows, stay, terms_of
@@ -150,12 +149,7 @@ def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):
     question = Distribution("fc", Vectors(rng.standard_normal((queries, 4), np.float32)))
     memory.ask(question)
     resolved = resolve(memory._view, question, never)
-    tracemalloc.start()
-    try:
-        distributions(resolved, never)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak, _ = peak_bytes(lambda: distributions(resolved, never))
     batch = 8 * distribution.BATCH * entries
     assert peak < 1.8 * batch
     assert peak < needs.of_distribution(resolved) - needs._of_layer(resolved) < 2 * batch + 8 * needs._COLUMNS * entries

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import settings
 from torch import nn
 
 import dualform
@@ -20,17 +20,12 @@ from dualform.query.weights import contributions
 from dualform.questions import Contribution, Distribution, GroupSum, TopK, Vectors
 from tests.cases import some
 from tests.query.adam_trainings import naive
-from tests.query.plain_case import STEPS, Case
+from tests.query.plain_case import STEPS, Case, peak_bytes, some_cases
 from tests.query.where.test_spaces import Translator
 from tests.trainings import learn, record_steps
 
 
-@given(
-    seed=st.integers(0, 2**32),
-    label=st.none() | st.integers(0, 3),
-    at_step=st.none() | st.integers(0, STEPS),
-    repeats=st.booleans(),
-)
+@some_cases
 @settings(deadline=None, max_examples=10)
 def test_each_group_has_the_sum_over_its_slots(seed, label, at_step, repeats):
     case = Case(seed, repeats=repeats)
@@ -425,12 +420,7 @@ def test_one_pass_and_several_give_the_same_within_the_ram_they_claim(small, mon
         monkeypatch.setattr(needs, "SHARES", 3 * 8 * 40 * layer.d_in * layer.d_out // passes)
         with dualform.open(small.path) as scaled:
             claimed = claims.get(type(asked), needs.of_contributions)(resolve(scaled._view, asked, never))
-            tracemalloc.start()
-            try:
-                found = scaled.ask(asked)
-                taken = tracemalloc.get_traced_memory()[1]
-            finally:
-                tracemalloc.stop()
+            taken, found = peak_bytes(partial(scaled.ask, asked))
         assert taken <= claimed
         for name in ("sums", "flat_scores", "totals"):
             if hasattr(found, name):

@@ -22,16 +22,11 @@ from dualform.rules import Update, named
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.query import arrays
-from tests.query.plain_case import BATCH, STEPS, Case
+from tests.query.plain_case import BATCH, STEPS, Case, some_cases
 from tests.store.small_memory import write
 
 
-@given(
-    seed=st.integers(0, 2**32),
-    label=st.none() | st.integers(0, 3),
-    at_step=st.none() | st.integers(0, STEPS),
-    repeats=st.booleans(),
-)
+@some_cases
 @settings(deadline=None, max_examples=10)
 def test_outputs_are_the_sum_over_the_slots_that_stay(seed, label, at_step, repeats):
     case = Case(seed, repeats=repeats)

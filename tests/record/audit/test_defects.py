@@ -17,7 +17,7 @@ from dualform.errors import RecordingError
 from dualform.rules.half_precision import HalfType, lost
 from dualform.store.batch import TOLERANCE
 from tests.record.listed import Opened, batches, opened_on, small_net, snapshot, train
-from tests.trainings import learn, take_steps
+from tests.trainings import take_steps
 
 
 def record(model, path, edit=None, count=3, forward=None, lr=0.1, **options):
@@ -90,21 +90,6 @@ def test_a_gradient_scaled_as_a_whole_is_a_factor(tmp_path, factor):
     sink = record(small_net(), tmp_path / "m", edit)
     assert sink.defects == []
     assert [f.factor for f in sink.logs[0].factors] == pytest.approx([factor] * 6, rel=1e-5)
-
-
-def test_an_update_without_anything_recorded(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    with opened.recorder:
-        for number, (x, y) in enumerate(batches(3)):
-            with opened.recorder.step():
-                learn(optimizer, cross_entropy(model(x), y))
-            if number == 1:
-                optimizer.step()
-    reason = "the optimizer stepped outside recorder.step at step 1, with gradients that no slot holds"
-    assert opened.sink.defects == [("0", 1, reason), ("2", 1, reason), ("4", 1, reason)]
-    assert sorted(opened.sink.logs) == [0, 1, 2]
 
 
 def test_gradients_nearly_cancelled_are_no_defect(tmp_path):

@@ -159,7 +159,7 @@ def test_updates_of_several_steps_and_between_steps_are_watched(tmp_path):
     assert all(row.accumulated <= 1e-5 * row.way for row in rows)
 
 
-def test_an_update_that_no_slot_holds_shows_after_its_step(tmp_path):
+def test_an_update_that_no_slot_holds_is_a_defect_and_shows_after_its_step(tmp_path):
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     opened = Opened(model, optimizer, tmp_path / "m")
@@ -169,6 +169,9 @@ def test_an_update_that_no_slot_holds_shows_after_its_step(tmp_path):
                 learn(optimizer, cross_entropy(model(x), y))
             if number == 1:
                 optimizer.step()
+    reason = "the optimizer stepped outside recorder.step at step 1, with gradients that no slot holds"
+    assert opened.sink.defects == [("0", 1, reason), ("2", 1, reason), ("4", 1, reason)]
+    assert sorted(opened.sink.logs) == [0, 1, 2, 3]
     rows = opened.sink.watch["2.weight"]
     far = [row.step for row in rows if row.one_step > 8 * row.noise]
     assert far == [1]
