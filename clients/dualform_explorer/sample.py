@@ -149,6 +149,8 @@ class NeighboursPanel:
     layer: str
     step: int
     """The step of the key that others are compared with."""
+    position: int | None
+    """Its position; None for a layer without positions."""
     samples: tuple[Sample, ...]
     """The most similar first, each with the cosine of its best key."""
     kind: str
@@ -169,7 +171,8 @@ def neighbours_panel(snapshot: Snapshot, address: SampleAddress) -> NeighboursPa
     rows = [{"dataset": None, **row, "value": score} for row, score in found]
     previews = shown_of_slots(snapshot, rows)
     samples = samples_with_values(snapshot.page(address.state(snapshot.info, layer.name)), rows, previews)
-    return NeighboursPanel(layer.name, last[0], samples, previews.kind, previews.missing)
+    position = last[1] if "position" in by else None
+    return NeighboursPanel(layer.name, last[0], position, samples, previews.kind, previews.missing)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Correction:
     """Misclassified examples that are correct without one dataset."""
 
     dataset: str
+    chip: Chip
+    """Leaves that dataset out."""
     hue: int
     rates: BaseRates
     """The number of examples tried, how many correct ones it breaks, and the effect of random removals."""
@@ -160,11 +162,12 @@ def _corrections(snapshot: Snapshot, examples: Examples, layer: str) -> tuple[Co
     """
     found: list[Correction] = []
     for dataset in snapshot.info.datasets:
-        mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=snapshot.complete)
+        chip = Chip.of(False, ("dataset",), (dataset,))
+        mask = where_of([chip], complete=snapshot.complete)
         own = snapshot.rated(examples, layer, mask or "")
         if own is not None and own.rates.corrected:  # skip filters that correct nothing
             cards, _ = example_cards(snapshot, examples, own.corrected_rows[:_SHOWN])
-            found.append(Correction(dataset, hue_of(snapshot.info, ("dataset",), (dataset,)), own.rates, cards))
+            found.append(Correction(dataset, chip, hue_of(snapshot.info, ("dataset",), (dataset,)), own.rates, cards))
     return tuple(sorted(found, key=lambda own: own.rates.broken - own.rates.corrected))
 
 

@@ -156,8 +156,17 @@ def link(state: State, **changes: Any) -> str:
     return f"explore?{state.query(**changes)}"
 
 
-def item_link(memory: str, query_set: str, row: int, layer: str, by: tuple[str, ...], among: str = "all") -> str:
-    return f"explore?{State(memory, query_set, row, layer, by, among=among).query()}"
+def item_link(
+    memory: str,
+    query_set: str,
+    row: int,
+    layer: str,
+    by: tuple[str, ...],
+    among: str = ALL,
+    chips: tuple[Chip, ...] = (),
+) -> str:
+    """A link to the page of an example, under these chips."""
+    return link(State(memory, query_set, row, layer, by, among=among, chips=chips))
 
 
 def cell_link(memory: str, query_set: str, cell: str) -> str:

@@ -13,8 +13,10 @@ from torch import nn
 
 import dualform
 from dualform.errors import NotFound
+from dualform_explorer import view
+from dualform_explorer.rendering import templates
 from dualform_explorer.sample import NEIGHBOURS, SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
-from dualform_explorer.start import query_set_panel
+from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import read_state
 from dualform_explorer.view import Snapshot
 from tests.cases import some
@@ -57,6 +59,15 @@ def test_labels_beyond_the_outputs_are_not_counted_as_misclassified_before_an_ab
     assert found.rates.examples == found.rates.total == len(labels) - 5
     wrong = found.answer.labels != found.answer.predicted
     assert found.rates.misclassified == int(wrong.sum()) == len(beyond.misclassified)
+
+
+def test_of_a_large_query_set_examples_evenly_spread_are_rated_and_the_page_says_how_many(memory, info, monkeypatch):
+    monkeypatch.setattr(view, "MOST_RATED", 20)
+    rates = corrections_panel(Snapshot(memory, info), "shapes").corrections[0].rates
+    assert (rates.examples, rates.total) == (20, 60)
+    assert rates.misclassified + rates.correct == 20
+    macro = templates().get_template("macros.html").module.rates
+    assert "In 20 of 60 examples of shapes, evenly spread, corrected: " in re.sub("<[^>]+>", "", macro(rates, "shapes"))
 
 
 def test_a_number_leads_to_its_examples_and_from_one_to_the_next(pages, memory):
@@ -165,6 +176,7 @@ def test_neighbours_are_those_with_the_largest_cosine(memory, info, layer):
     keys = np.asarray(memory.keys(panel.layer, [row["slot"] for row in rows]), dtype=np.float64)
     steps = {row["step"]: at for at, row in enumerate(rows) if (row["dataset"], row["sample"]) == ("shapes", 5)}
     assert panel.step == max(steps)
+    assert panel.position is None
     own = keys[steps[panel.step]]
     cosines = keys @ own / (np.linalg.norm(keys, axis=1) * np.linalg.norm(own))
     best = {}
