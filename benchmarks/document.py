@@ -174,47 +174,48 @@ Rows: TypeAlias = Mapping[str, Sequence[Row]]
 """By section."""
 
 
-class Bar(NamedTuple):
-    name: str
+class Mark(NamedTuple):
     value: float
     text: str
     is_ours: bool
 
 
-Panel: TypeAlias = tuple[str, Sequence[Bar]]
-"""A title, and bars from the top."""
+Panel: TypeAlias = tuple[str, Sequence[tuple[str, Sequence[Mark]]]]
+"""A title, and lines from the top: a name and its marks."""
 
 
 def _felt(rows: Rows) -> list[Panel]:
     """First answers, trainings and clients, as far as they were measured."""
-    cold, serving = rows.get("cold", []), rows.get("serving", [])
-    answers = [_answer(row) for row in cold if (row.target or row.ratio) and row.ours.counts]
+    answers = [
+        (row.question, [_mark(row, name) for name in _times(row) if name in (OURS, row.beside)])
+        for row in rows.get("cold", [])
+        if (row.target or row.ratio) and row.ours.counts
+    ]
     trainings = [
-        [Bar(row.question, row.ratio, f"{ratio_of(row)}, {target_of(row)}", True)]
+        (row.question, [Mark(row.ratio, ratio(row.ratio), True), Mark(row.target.value, target_of(row), False)])
         for name in ("recording", "checkpointing")
         for row in rows.get(name, [])
         if row.target and row.ratio
     ]
-    clients = [_rates(row) for row in serving if row.target and row.target.kind == "at least"]
-    panels: dict[str, list[list[Bar]]] = {
+    clients = [_rates(row) for row in rows.get("serving", []) if row.target and row.target.kind == "at least"]
+    panels: dict[str, Sequence[tuple[str, Sequence[Mark]]]] = {
         "The first answer (blue) and plain programs over the same files": answers,
-        "A training that is recorded, times the same one unrecorded, and its target": trainings,
-        f"Questions a second that {OURS} serve answers": clients[:1],
+        "A training that is recorded, times the same one unrecorded; its target in grey": trainings,
+        f"Questions a second that {OURS} serve answers": next(iter(clients), []),
     }
-    return [(title, list(chain(*bars))) for title, bars in panels.items() if bars]
+    return [(title, lines) for title, lines in panels.items() if lines]
 
 
-def _answer(row: Row) -> list[Bar]:
-    return [
-        Bar(row.question if name == OURS else name, seconds, duration(seconds), name == OURS)
-        for name, seconds in _times(row).items()
-        if name in (OURS, row.beside)
-    ]
+def _mark(row: Row, name: str) -> Mark:
+    """The seconds of a contestant; another than ours has its name with it."""
+    seconds = _times(row)[name]
+    text = duration(seconds)
+    return Mark(seconds, text if name == OURS else f"{name}: {text}", name == OURS)
 
 
-def _rates(row: Row) -> list[Bar]:
+def _rates(row: Row) -> list[tuple[str, Sequence[Mark]]]:
     sides = (row.beside, row.beside_seconds), (row.question.partition(":")[0], row.ours.seconds)
-    return [Bar(name, 1 / took, f"{1 / took:,.0f}", name != row.beside) for name, took in sides if took]
+    return [(name, [Mark(1 / took, f"{1 / took:,.0f}", name != row.beside)]) for name, took in sides if took]
 
 
 def _contests(rows: Rows) -> list[Panel]:
@@ -229,7 +230,7 @@ def _contests(rows: Rows) -> list[Panel]:
         (
             row.question,
             [
-                Bar(name, seconds, duration(seconds), name.startswith(OURS))
+                (name, [Mark(seconds, duration(seconds), name.startswith(OURS))])
                 for name, seconds in sorted(_times(row).items(), key=lambda entry: entry[1])
             ],
         )
@@ -246,32 +247,46 @@ def _draw(path: Path, panels: Sequence[Panel], across: int) -> bool:
     if not panels:
         return False
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     from dualform_studies.figures import packed_png
 
     down = -(-len(panels) // across)
-    heights = [1 + max(len(bars) for _, bars in panels[row * across : (row + 1) * across]) for row in range(down)]
-    figure = Figure(figsize=(9 + across, 0.32 * sum(heights) + 0.2 * down), layout="constrained")
+    heights = [1.5 + max(len(lines) for _, lines in panels[row * across : (row + 1) * across]) for row in range(down)]
+    figure = Figure(figsize=(9 + across, 0.36 * sum(heights)), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False, height_ratios=heights)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
-    for axis, (title, bars) in zip(axes.flat, panels, strict=False):
-        names, values, texts, are_ours = zip(*bars, strict=True)
-        axis.bar_label(
-            axis.barh(range(len(bars)), values, color=["#0072B2" if is_ours else "0.65" for is_ours in are_ours]),
-            texts,
-            padding=3,
-            fontsize=8,
-        )
-        axis.set_yticks(range(len(bars)), [textwrap.fill(name, 60) for name in names], fontsize=8)
-        axis.set_ylim(len(bars) - 0.4, -0.6)
+    for axis, (title, lines) in zip(axes.flat, panels, strict=False):
+        for place, (_, marks) in enumerate(lines):
+            least, most = min(marks), max(marks)
+            axis.plot([least.value, most.value], [place, place], color="0.8", zorder=1)
+            for mark in marks:
+                colour, side = ("#0072B2" if mark.is_ours else "0.45"), 1 if mark is most else -1
+                axis.plot(mark.value, place, "o", color=colour)
+                axis.annotate(
+                    mark.text,
+                    (mark.value, place),
+                    (7 * side, 0),
+                    textcoords="offset points",
+                    ha="left" if side > 0 else "right",
+                    va="center",
+                    color=colour,
+                    fontsize=8,
+                )
+        axis.set_yticks(range(len(lines)), [textwrap.fill(name, 60) for name, _ in lines], fontsize=8)
+        axis.set_ylim(len(lines) - 0.4, -0.6)
+        values = [mark.value for _, marks in lines for mark in marks]
         low, high = min(values), max(values)
         if high > 10 * low:
             axis.set_xscale("log")
-            axis.set_xlim(low / 3, high * (high / low) ** 0.3 * 2)
+            axis.set_xlim(low / 8, high * 60)
+            axis.xaxis.set_major_locator(LogLocator(numticks=6))
+            axis.xaxis.set_major_formatter(lambda seconds, _: _bound(Target("at most", seconds, "s")))
+            axis.xaxis.set_minor_locator(NullLocator())
         else:
-            axis.set_xlim(0, 1.5 * high)
-        axis.set_title(title, fontsize=9)
+            axis.set_xlim(0, 1.3 * high)
+        axis.set_title(textwrap.fill(title, 105 if across == 1 else 40), fontsize=9)
         axis.tick_params(axis="x", labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     path.write_bytes(packed_png(figure, dpi=110))
