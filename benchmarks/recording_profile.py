@@ -147,8 +147,7 @@ def main(name: str, data: Path | None, steps: int | None, repeats: int, threads:
         training = replace(training, steps=steps)
     with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
         found = measure(training, training.kinds, repeats, Path(folder))
-    for line in table(["ms of the processor a step", *found], list(_rows(found))):
-        click.echo(line)
+    click.echo(table(["ms of the processor a step", *found], list(_rows(found))))
 
 
 def _rows(found: Mapping[str, Mapping[str, float]]) -> Iterator[list[str]]:
