@@ -16,7 +16,7 @@ from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.query import needs
 from dualform.query.resolved import resolve
 from dualform.query.view import never
-from dualform.query.weights import contributions
+from dualform.query.weights import contributions, slot_gradients
 from dualform.questions import Contribution, Distribution, GroupSum, TopK, Vectors
 from tests.cases import some
 from tests.query.adam_trainings import naive
@@ -208,6 +208,17 @@ def test_many_groups_are_answered_in_passes(monkeypatch):
     found = case.engine.contributions("fc", case.queries, "slot", at_step=STEPS)
     assert len(found.groups) > 20
     np.testing.assert_allclose(found.sums, expected.sums, rtol=0, atol=1e-12)
+
+
+def test_a_mask_that_leaves_whole_groups_is_answered_from_those_of_all_slots(monkeypatch):
+    case = Case()
+    every = case.engine.contributions("fc", case.queries, "label")
+    monkeypatch.setattr(slot_gradients._LayerTerms, "add_groups", None)  # no pass over the slots
+    kept = [number for number, group in enumerate(every.groups) if group in ((1,), (3,))]
+    found = case.engine.contributions("fc", case.queries, "label", "label IN (1, 3)")
+    assert found.groups == ((1,), (3,))
+    np.testing.assert_array_equal(found.sums, every.sums[:, kept])
+    np.testing.assert_array_equal(found.counts, every.counts[kept])
 
 
 QUERIES = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)

@@ -34,7 +34,7 @@ from dualform.query.weights.group_weights import (
     sums_of_shares,
     why_no_slot_shares,
 )
-from dualform.query.weights.output import left_out, products, rebuilt_under
+from dualform.query.weights.output import left_out, own_sums, products, rebuilt_under
 from dualform.query.weights.reconstruction import (
     RebuiltWeights,
     before_the_record,
@@ -161,19 +161,25 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
             field="by",
         )
     every = mask.selection(view, stored, None, check)
-    gone = left_out(view, stored, resolved.selection, at_step, check)
-    whole = None if gone is None else group_entries(view, stored, every, resolved.question.by, check)
-    if gone is None or whole is None or len(whole.keys) > 2 * groups:
+    whole = group_entries(view, stored, every, resolved.question.by, check) if own_sums(view, stored, check) else None
+    if whole is None or len(whole.keys) > 2 * groups:
         return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check)
-    # The groups of all slots, of which a mask leaves some, less what it leaves out of each.
+    # The groups of all slots, less what the mask leaves out of each of those that remain.
     kept, own = resolved.selection.entries, whole.numbers
     place = np.empty(groups, dtype=np.int64)
     place[grouped.numbers[stored.name][kept]] = own[kept]
+    parted = np.zeros(len(whole.keys), dtype=bool)
+    parted[place] = grouped.counts < whole.counts[place]
+    gone = left_out(view, stored, resolved.selection, at_step, check) if parted.any() else None
+    if gone is None and parted.any():
+        return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check)
     found = _of_groups(resolved, every, {stored.name: own}, len(whole.keys), check)
-    fewer, numbers = dense(own[gone.entries], len(whole.keys), check)
-    of_gone = np.full(len(own), len(fewer))
-    of_gone[gone.entries] = numbers
-    found[:, fewer] -= _of_groups(resolved, gone, {stored.name: of_gone}, len(fewer), check)
+    if gone is not None:
+        entries = gone.entries[parted[own[gone.entries]]]
+        fewer, numbers = dense(own[entries], len(whole.keys), check)
+        of_gone = np.full(len(own), len(fewer))
+        of_gone[entries] = numbers
+        found[:, fewer] -= _of_groups(resolved, gone, {stored.name: of_gone}, len(fewer), check)
     return found[:, place]
 
 

@@ -146,7 +146,7 @@ def left_out(view: View, layer: Layer, selection: Selection, at_step: int | None
     alone do not make its blocks by a linear rule.
     """
     out = len(selection.stays) - selection.count
-    if not 0 < out < selection.count or not _own_sums(view, layer, check):
+    if not 0 < out < selection.count or not own_sums(view, layer, check):
         return None
     found = complement(selection)
     gone, every = (
@@ -213,7 +213,7 @@ def term_sizes(view: View, layer: Layer, selection: Selection, at_step: int | No
     return view.cache.get(("term sizes", layer.name, selection.identity, at_step), summed, check)
 
 
-def _own_sums(view: View, layer: Layer, check: Check) -> bool:
+def own_sums(view: View, layer: Layer, check: Check) -> bool:
     """Whether each block of a layer is a sum over its slots alone, by a linear rule."""
     names = {block.block_name for block in layer.parameters}
     alone = len(names) == len(layer.parameters) and not tied(view, layer, None, check)
