@@ -148,7 +148,8 @@ def raw_pattern(head: Head, points: Tensor) -> Tensor:
     query, key, positions = head
     stream = points + positions.T
     asked, keys = stream[:, 1] @ query.T, stream @ key.T
-    return torch.sum(asked * (keys[:, 0] - keys[:, 1]), dim=-1) / len(query) ** 0.5
+    raw: Tensor = (asked * (keys[:, 0] - keys[:, 1])).sum(dim=-1) / len(query) ** 0.5
+    return raw
 
 
 def count_harmonics(head: Head) -> int:
@@ -184,13 +185,9 @@ def polynomial_claims(networks: Sequence[AttentionOnly], points: int) -> list[Cl
         counts = np.array([count(head) for head in random_heads(dimension, _HEADS)])
         numbers, times = np.unique(counts, return_counts=True)
         first, *others = sorted(zip(times.tolist(), numbers.tolist(), strict=True), reverse=True)
-        found = [
-            f"{first[1]} in {first[0]} of {_HEADS} random heads",
-            *(f"{each} in {often}" for often, each in others),
-        ]
-        words: dict[str, Any] = {"dimension": dimension, "count": said, "what": what}
-        share = float((counts == said).mean())
-        claims.append(judge("memorisation.parameters", share, ", ".join(found) + remark, **words))
+        found = [f"{first[1]} in {first[0]} of {_HEADS} random heads", *(f"{one} in {often}" for often, one in others)]
+        ours, share = ", ".join(found) + remark, float((counts == said).mean())
+        claims.append(judge("memorisation.parameters", share, ours, dimension=dimension, count=said, what=what))
     return claims
 
 
@@ -323,15 +320,15 @@ class EdgeMeasures:
 def measure_edges(network: AttentionOnly, points: int) -> EdgeMeasures:
     """On a grid of so many points a side."""
     maps, plain = torus_maps(network, points), torus_maps(network, points, "constant")
-    lines = [borders(raw > 0).any(axis=0) for raw in maps.raw]
-    near, together = within(np.any(lines, axis=0)), within(ridges(maps.heads_together))
+    lines = [np.logical_or(*borders(raw > 0)) for raw in maps.raw]
+    near, together = within(np.logical_or.reduce(lines)), within(ridges(maps.heads_together))
     in_sum, in_own = 0.0, 0.0
     for line, own in zip(lines, maps.heads, strict=True):
         by_sum, by_own = beyond_chance(line, together), beyond_chance(line, within(ridges(own)))
         if by_sum is not None and by_own is not None:
             in_sum, in_own = in_sum + by_sum, in_own + by_own
     sides = borders(maps.classes().token)
-    frontiers, length = sides.any(axis=0), int(sides.sum())
+    frontiers, length = np.logical_or(*sides), int(sides.sum())
     return EdgeMeasures(
         beyond_chance(strongest(steepness(maps.heads_together)), near),
         in_sum / in_own if in_own > 0 else None,

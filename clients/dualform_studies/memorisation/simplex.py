@@ -170,8 +170,8 @@ def simplex_claims(triangles: Triangles) -> list[Claim]:
         judge(
             "memorisation.centre",
             central / len(overall),
-            f"{central} of {len(overall)} networks; {100 * float((overall == best).mean()):.0f} % of the weightings are "
-            "as good as the best",
+            f"{central} of {len(overall)} networks; {100 * float((overall == best).mean()):.0f} % of the weightings "
+            "are as good as the best",
         ),
         judged(
             "memorisation.triangles",
@@ -200,9 +200,8 @@ def draw_simplexes(path: Path, weights: NDArray[np.float64], known: NDArray[np.b
     bool[W, P]."""
     named = {"all 25 pairs": np.ones(len(PAIRS), np.bool_)}
     for token, pairs in classes_of(facts).items():
-        named[f"the {pairs.sum()} pairs that give {token}" if pairs.sum() > 1 else f"the pair that gives {token}"] = (
-            pairs
-        )
+        title = f"the {pairs.sum()} pairs that give" if pairs.sum() > 1 else "the pair that gives"
+        named[f"{title} {token}"] = pairs
     with new_figure(path, 5.1) as figure:
         axes = figure.subplots(2, 3)
         for panel, (title, pairs) in zip(axes.flat, named.items(), strict=False):

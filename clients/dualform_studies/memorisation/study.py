@@ -73,7 +73,7 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
             "facts": dict(zip(NAMES, facts.tolist(), strict=True)),
             "known": known,
             "verify": verify_report(memory),
-            "cancellation": dict(memory.cancellation(where="step < 0")),  # of no slot: all terms cancel
+            "cancellation": dict(memory.cancellation(where="step < 0")),  # a mask that leaves out all terms
             "disk_bytes": bytes_on_disk(out),
         }
         torus_section(page, network, facts, recipe)
@@ -84,7 +84,7 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         networks = [network, *siblings.networks()[1:]]
         claims = polynomial_claims(networks, recipe.grid)
         claims += edge_claims([measure_edges(one, recipe.grid) for one in networks])
-        claims.append(voronoi_claim(networks, siblings.facts))
+        claims.append(voronoi_claim(networks, list(siblings.facts)))
         alone_section(page, network, facts, recipe)
         triangles = triangles_of(siblings, seeds, recipe.simplex)
         claims += alone_claims(heads_alone(siblings)) + simplex_claims(triangles)

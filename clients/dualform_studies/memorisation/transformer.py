@@ -164,8 +164,8 @@ class Recipe:
 class Ensemble:
     """Copies of some networks, each with facts of its own, and their learning curve.
 
-    `parameters` are stacked, [M, ...]; `facts` int64[M, P]. The curve has K moments: int `steps`, and for each float64[M]
-    `accuracy`, the fraction of the pairs that a network knows, and `loss`, its mean cross-entropy in nats.
+    `parameters` are stacked, [M, ...]; `facts` int64[M, P]. The curve has K moments: int `steps`, and for each of them
+    `accuracy`, the fraction of the pairs that a network knows, and `loss`, its mean cross-entropy in nats, float64[M].
     """
 
     def __init__(self, networks: Sequence[AttentionOnly], facts: Sequence[Tensor]) -> None:
@@ -256,8 +256,8 @@ WAYS = {
     "frozen": "boosted, embeddings frozen with head 1",
 }
 """Ways to train. The study's text leaves open what happens to the embeddings while later heads of boosted training
-learn. "frozen" freezes them with head one, so that each later head corrects a fixed prediction, as boosting proper does;
-"shared" lets them go on, and freezes only the earlier heads."""
+learn. "frozen" freezes them with head one, so that each later head corrects a fixed prediction, as boosting proper
+does; "shared" lets them go on, and freezes only the earlier heads."""
 
 
 def train_boosted(
