@@ -73,6 +73,13 @@ def weighed(network: AttentionOnly, weights: NDArray[np.float64]) -> Tensor:
     return logits
 
 
+def next_token_of(logits: Tensor, facts: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """float64[W, P], twice: how likely each pair's next token is, and its logit over the greatest of the others."""
+    true = torch.nn.functional.one_hot(facts, len(TOKENS)).bool()
+    lead = logits[:, true] - logits.masked_fill(true, -torch.inf).amax(dim=-1)
+    return logits.softmax(dim=-1)[:, true].double().numpy(), lead.double().numpy()
+
+
 def classes_of(facts: Tensor) -> dict[str, NDArray[np.bool_]]:
     """By next token that any pair has: bool[P], the pairs that have it."""
     members = {token: (facts == at).numpy() for at, token in enumerate(TOKENS)}
@@ -157,7 +164,8 @@ def simplex_claims(triangles: Triangles) -> list[Claim]:
     """That accuracy is best in the centre, and that classes show each of the three patterns."""
     overall, classes = triangles.overall, len(triangles.classes)
     best = overall.max(axis=1, keepdims=True)
-    central = int((overall[:, _centre(triangles.weights)] >= best[:, 0]).sum())
+    centre = np.abs(triangles.weights - 1).sum(axis=1).argmin()
+    central = int((overall[:, centre] >= best[:, 0]).sum())
     by_rule = [triangles.counts(rule) for rule in RULES]
     named = [pattern for pattern in PATTERNS if pattern != "none"]
     found = []
@@ -183,11 +191,6 @@ def simplex_claims(triangles: Triangles) -> list[Claim]:
             share=plain_percent(_OFTEN),
         ),
     ]
-
-
-def _centre(weights: NDArray[np.float64]) -> int:
-    """The number of the weighting of the network as trained."""
-    return int(np.abs(weights - 1).sum(axis=1).argmin())
 
 
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 3**0.5 / 2]])
@@ -238,9 +241,7 @@ def draw_inputs(path: Path, weights: NDArray[np.float64], logits: Tensor, facts:
     """Each pair by itself: how likely its next token is, and within which line it is the most likely one; of logits
     [W, P, N]."""
     side, (x, y) = len(TOKENS), (weights / HEADS @ _CORNERS).T
-    true = torch.nn.functional.one_hot(facts, side).bool()
-    lead = (logits[:, true] - logits.masked_fill(true, -torch.inf).amax(dim=-1)).double().numpy()
-    likely = logits.softmax(dim=-1)[:, true].double().numpy()
+    likely, lead = next_token_of(logits, facts)
     with new_figure(path, 7.4) as figure:
         axes = figure.subplots(side, side)
         for at, panel in enumerate(axes.flat):

@@ -181,11 +181,6 @@ def nearest(streams: NDArray[np.float64], rows: NDArray[np.float64], weighted: b
     return np.asarray((((points[:, None] - sites) ** 2).sum(axis=2) - weights).argmin(axis=1))
 
 
-def images_right(network: AttentionOnly, facts: Tensor) -> NDArray[np.bool_]:
-    """bool[P]: whether the image of each pair after the attention layer lies in the cell of its next token."""
-    return np.asarray(nearest(images(network), unembedding_rows(network)) == facts.numpy())
-
-
 def random_directions(count: int) -> NDArray[np.float64]:
     """float64[count, d]: uniform on the sphere."""
     drawn = np.random.default_rng(0).normal(size=(count, WIDTH))
@@ -198,11 +193,13 @@ _DIRECTIONS = 20_000
 def voronoi_claim(networks: Sequence[AttentionOnly], facts: Sequence[Tensor]) -> Claim:
     """That the unembedding's cells, which are weighted Voronoi cells by construction, maximise accuracy."""
     directions = random_directions(_DIRECTIONS)
-    known = float(np.mean([images_right(one, own).mean() for one, own in zip(networks, facts, strict=True)]))
-    plain = []
-    for rows in map(unembedding_rows, networks):
+    shares, plain = [], []
+    for network, own in zip(networks, facts, strict=True):
+        rows = unembedding_rows(network)
+        shares.append(float((nearest(images(network), rows) == own.numpy()).mean()))
         winners = (directions @ rows.T).argmax(axis=1)
         plain.append(float((nearest(directions, rows, weighted=False) == winners).mean()))
+    known = float(np.mean(shares))
     return judge(
         "memorisation.voronoi",
         known,
@@ -256,7 +253,7 @@ def paint(panel: Axes, drawn: ClassMap, angles: NDArray[np.float64] | None = Non
     if angles is not None:
         places = (np.arange(len(free)) + 0.5) * cell
         near = np.abs(places[:, None] - np.degrees(angles)).min(axis=1) < _DOT
-        free &= ~np.outer(near, near)
+        free[np.outer(near, near)] = False
     for token, row, column in name_places(drawn.token, free):
         panel.text(
             (column + 0.5) * cell, (row + 0.5) * cell, TOKENS[token], ha="center", va="center_baseline",
