@@ -286,7 +286,8 @@ def depth(inside: NDArray[np.bool_]) -> NDArray[np.int64]:
     found = np.zeros(inside.shape, np.int64)
     while inside.any():
         found += inside
-        inside = np.lib.stride_tricks.sliding_window_view(np.pad(inside, 1), (3, 3)).all(axis=(2, 3))
+        around = np.lib.stride_tricks.sliding_window_view(np.pad(inside, 1), (3, 3))
+        inside = np.logical_and.reduce(around, axis=(2, 3))
     return found
 
 
