@@ -47,6 +47,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.ndimage import maximum_filter
 from torch import Tensor
 
 from dualform_studies.claims import Claim, judge, plain_percent
@@ -379,13 +380,8 @@ def strongest(heights: NDArray[np.float64]) -> NDArray[np.bool_]:
 def within(points: NDArray[np.bool_], degrees: float = REACH) -> NDArray[np.bool_]:
     """bool[G, G]: what lies no farther than so many degrees from some of the points, straight across the square."""
     reach = degrees * len(points) / 360
-    steps = range(-int(reach), int(reach) + 1)
-    near = np.zeros_like(points)
-    for up in steps:
-        for across in steps:
-            if up**2 + across**2 <= reach**2:
-                near |= np.roll(points, (up, across), axis=(0, 1))
-    return near
+    steps = np.arange(-int(reach), int(reach) + 1)
+    return np.asarray(maximum_filter(points, footprint=np.add.outer(steps**2, steps**2) <= reach**2, mode="wrap"))
 
 
 def beyond_chance(edges: NDArray[np.bool_], near: NDArray[np.bool_]) -> float | None:

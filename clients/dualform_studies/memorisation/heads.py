@@ -49,6 +49,7 @@ import numpy as np
 import torch
 from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from dualform_studies.assignment import Progress, counting
@@ -122,29 +123,10 @@ class Alone:
 
 
 def _can_be_dealt(known: NDArray[np.bool_]) -> bool:
-    """Whether every pair can be given to a head that knows it, bool[H, P], and no head more than ceil(P / H) of them.
-
-    One pair after the other; where all heads that know it have their fill, pairs change hands (Kuhn 1955, "The
-    Hungarian method for the assignment problem").
-    """
+    """Whether each pair can be given to a head that knows it, bool[H, P], and no head more than ceil(P / H) of them."""
     heads, pairs = known.shape
-    dealt: list[list[int]] = [[] for _ in range(heads)]
-
-    def deal(pair: int, asked: set[int]) -> bool:
-        for head in np.flatnonzero(known[:, pair]).tolist():
-            if head in asked:
-                continue
-            asked.add(head)
-            if len(dealt[head]) < -(-pairs // heads):
-                dealt[head].append(pair)
-                return True
-            for at, other in enumerate(dealt[head]):
-                if deal(other, asked):
-                    dealt[head][at] = pair
-                    return True
-        return False
-
-    return all(deal(pair, set()) for pair in range(pairs))
+    places = np.repeat(known, -(-pairs // heads), axis=0)
+    return bool(places[linear_sum_assignment(places, maximize=True)].sum() == pairs)
 
 
 def heads_alone(ensemble: Ensemble) -> Alone:
