@@ -351,7 +351,7 @@ def test_a_network_without_level_lines_or_frontiers_is_left_out():
     assert found == EdgeMeasures(None, None, None, None, None)
 
 
-def test_measures_are_those_of_the_maps(monkeypatch: pytest.MonkeyPatch):
+def test_measures_are_those_of_the_maps():
     network = build_network(1)
     with torch.no_grad():
         for parameter in network.parameters():

@@ -171,9 +171,10 @@ def test_each_network_is_trained_as_it_would_be_alone():
 @pytest.mark.parametrize("embeddings", [True, False])
 def test_one_head_learns_and_the_others_stay(embeddings: bool):
     ensemble = ensemble_of([3])
-    before = ensemble.parameters
+    before = ensemble.networks()[0].state_dict()
     ensemble.train(5, SGD, heads=torch.tensor([[1.0, 1.0, 0.0]]), learns=learning(1, embeddings))
-    moved = {name: (weight != before[name])[0].numpy() for name, weight in ensemble.parameters.items()}
+    after = ensemble.networks()[0].state_dict()
+    moved = {name: (weight != before[name]).numpy() for name, weight in after.items()}
     head = np.arange(9) // 3 == 1
     for name in ("query", "key", "value", "output"):
         rows = moved[f"{name}.weight"] if name != "output" else moved["output.weight"].T
