@@ -53,7 +53,8 @@ PATTERNS = {
 """By pattern, what the text makes of it."""
 UNPATTERNED = ("all corners large", "no corner large", "some corners large")
 """What a class of no pattern may be like."""
-RULE, STRICTER, LAXER = RULES = ((2 / 3, 1 / 4), (3 / 4, 1 / 3), (3 / 5, 1 / 6))
+RULE = (2 / 3, 1 / 4)
+RULES = (RULE, (3 / 4, 1 / 3), (3 / 5, 1 / 6))
 """Accuracy from which a place is large, and difference of two accuracies from which one is greater."""
 _OFTEN = 0.05
 """Of all classes: from here on a pattern is no accident of one seed."""
