@@ -31,6 +31,7 @@ _EXTRAS = {
     "pydantic": "mcp",
     "pooch": "studies",
     "sklearn": "studies",
+    "scipy": "studies",
     "tokenizers": "studies",
     "jinja2": "explore",
     "markupsafe": "explore",

@@ -1,8 +1,9 @@
-"""A small attention-only Transformer that learns 25 pairs by heart, alone or many of them at once.
+"""A small attention-only Transformer that learns 25 pairs by heart; training one of them, or many at once.
 
 It has one layer of three heads, no MLP, and nothing is wider than three.
 
-Shapes: B pairs, S = 2 tokens a pair, N = 5 words, d = 3 the stream, H heads of dimension e.
+Shapes: P = 25 pairs, B pairs of a batch, S = 2 tokens a pair, N = 5 words, d = 3 the stream, H heads of dimension e,
+M networks, W weightings of their heads.
 
 The layer norm stands right after the word embedding, so an embedded word lies on a circle: in the plane of mean zero,
 at distance sqrt(d) from the origin. Everything after it is a function of two points on that circle, the torus.
@@ -20,8 +21,9 @@ all, with W weightings of their H heads. Each is trained as it would be alone, b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -34,58 +36,31 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy, layer_norm, one_hot
 
 from dualform import PreviewSet, Recorder
-from dualform.errors import BadInput
 from dualform_studies.assignment import Progress, counting
 
 TOKENS = "abcde"
 """The dictionary; a token's number is its place here."""
+LENGTH, WIDTH, HEADS, HEAD_WIDTH = 2, 3, 3, 3
+PAIRS = torch.cartesian_prod(torch.arange(len(TOKENS)), torch.arange(len(TOKENS)))
+"""int64[P, S]: first and second token of all pairs, as (a, a), (a, b), … (e, e)."""
+NAMES = [TOKENS[first] + TOKENS[second] for first, second in PAIRS.tolist()]
+"""The pairs in letters: "aa", "ab", …"""
+DATASET = QUERY_SET = "pairs"
+_EPS = 1e-12  # small enough that the circle has the same radius for every word
 
 
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """All pairs, as (a, a), (a, b), … (e, e), and what follows each of them."""
-
-    next_tokens: Tensor
-    """int64[P]."""
-
-    @property
-    def pairs(self) -> Tensor:
-        """int64[P, 2]: first and second token."""
-        tokens = torch.arange(len(TOKENS))
-        return torch.cartesian_prod(tokens, tokens)
-
-    @property
-    def names(self) -> list[str]:
-        """The pairs in letters: "aa", "ab", …"""
-        return [TOKENS[first] + TOKENS[second] for first, second in self.pairs.tolist()]
-
-    def __len__(self) -> int:
-        return len(self.next_tokens)
-
-    def right(self, logits: Tensor) -> NDArray[np.bool_]:
-        """bool[..., P]: where the greatest of logits [..., P, N] is that of the next token."""
-        right: NDArray[np.bool_] = (logits.argmax(dim=-1) == self.next_tokens).numpy()
-        return right
+def draw_facts(seed: int) -> Tensor:
+    """int64[P]: a next token for each pair, uniform and independent, so that nothing but memory can know it."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(len(TOKENS), size=len(PAIRS)))
 
 
-def draw_facts(seed: int) -> Facts:
-    """A next token for each pair, uniform and independent: nothing but memory can know it."""
-    drawn = np.random.default_rng(seed).integers(len(TOKENS), size=len(TOKENS) ** 2)
-    return Facts(torch.from_numpy(drawn))
-
-
-LENGTH = 2
-WIDTH = 3
-HEADS = 3
-HEAD_WIDTH = 3
-_EPS = 1e-12
-"""Small enough that the circle has the same radius for every word."""
-
-PROJECTIONS = ("query", "key", "value")
+def right(logits: Tensor, facts: Tensor) -> NDArray[np.bool_]:
+    """bool[..., P]: where the greatest of logits [..., P, N] is that of the next token, int64[..., P]."""
+    return np.asarray(logits.argmax(dim=-1) == facts)
 
 
 class AttentionOnly(nn.Module):
-    """Maps pairs of tokens to logits of the next one, with so many heads side by side."""
+    """Maps pairs of tokens to logits of the next one, with any number of heads side by side."""
 
     def __init__(self, heads: int = HEADS) -> None:
         super().__init__()
@@ -100,19 +75,15 @@ class AttentionOnly(nn.Module):
 
     def forward(self, pairs: Tensor, heads: Tensor | None = None) -> Tensor:
         """Logits [..., B, N] of int64[B, S]; `heads` [..., 1, H] are the weights w_h, all 1 where none are given."""
-        return self.answer(self.embed(pairs), heads)
+        logits: Tensor = self.unembedding(self.attended(self.embed(pairs), heads))
+        return logits
 
     def embed(self, pairs: Tensor) -> Tensor:
         """[B, S, d]: the words on their circle."""
         return layer_norm(self.word(one_hot(pairs, len(TOKENS)).to(self.word.weight.dtype)), (WIDTH,), eps=_EPS)
 
-    def answer(self, circle: Tensor, heads: Tensor | None = None) -> Tensor:
-        """Logits [..., B, N] of any points [B, S, d] on the circle."""
-        result: Tensor = self.unembedding(self.attended(circle, heads))
-        return result
-
     def attended(self, circle: Tensor, heads: Tensor | None = None) -> Tensor:
-        """[..., B, d]: the last token's stream after the attention layer, y above."""
+        """[..., B, d]: the last token's stream after the attention layer, y above; of any points [B, S, d]."""
         stream = self.stream(circle)
         mixed = torch.einsum("bhs,bshe->bhe", self.pattern(stream), _by_head(self.value(stream)))
         if heads is not None:
@@ -149,55 +120,64 @@ def build_network(seed: int, heads: int = HEADS) -> AttentionOnly:
         return AttentionOnly(heads)
 
 
-def with_weights(weights: dict[str, Tensor]) -> AttentionOnly:
-    """A network that holds these weights, such as those that a masked memory gives; they say how many heads it has."""
-    network = build_network(seed=0, heads=len(weights["query.weight"]) // HEAD_WIDTH)
-    network.load_state_dict(weights)
-    return network
-
-
 Optimize: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes the optimizer of stacked parameters; it must treat every number on its own, as SGD and Adam do."""
-_NOTED = 200
-"""Points of a learning curve."""
 
 
-@dataclass
-class Curve:
-    """How a training went, at each of K noted moments."""
+@dataclass(frozen=True)
+class Recipe:
+    """SGD, whose steps a memory rebuilds exactly. With these numbers every one of 32 seeds memorised all 25 pairs.
 
-    steps: list[int] = field(default_factory=list)
-    accuracy: list[NDArray[np.float64]] = field(default_factory=list)
-    """K times float64[M]: fraction of the pairs that a network knows."""
-    loss: list[NDArray[np.float64]] = field(default_factory=list)
-    """K times float64[M]: mean cross-entropy over the pairs, in nats."""
+    steps           updates, each on every pair once: the uniform distribution over pairs without its noise
+    later_steps     of boosted training: updates of each head after the first, which takes `steps`
+    own_steps       updates by which heads are to learn sets of their own, by Adam with `adam_lr`
+    seeds           trainings of each kind that are compared, and whose heads are looked at
+    most_heads      heads side by side: every number from 1 on is tried
+    arrangements    of words that are tried for a network whose parameters are set by hand
+    grid            points along each side of a torus
+    simplex         intervals along each side of the simplex of head weights; a multiple of 3, so that its centre is
+                    among them
+    """
 
-    def note(self, step: int, right: NDArray[np.bool_], losses: NDArray[np.float64]) -> None:
-        """Of float and bool[M, P]."""
-        self.steps.append(step)
-        self.accuracy.append(right.mean(axis=1))
-        self.loss.append(losses.mean(axis=1))
+    lr: float = 0.02
+    momentum: float = 0.9
+    steps: int = 2000
+    later_steps: int = 1000
+    own_steps: int = 3000
+    adam_lr: float = 0.01
+    seeds: int = 24
+    most_heads: int = 8
+    arrangements: int = 20
+    grid: int = 320
+    simplex: int = 45
 
-    def at(self, step: int) -> int:
-        """The moment of a step that was noted; where a training went on with another head, the first of the two."""
-        return self.steps.index(step)
+    @property
+    def sgd(self) -> Optimize:
+        """The optimizer of the recorded training."""
+        return partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum)
+
+    def with_steps(self, steps: int) -> Recipe:
+        """So many updates, and those of the other trainings in proportion."""
+        return replace(self, steps=steps, later_steps=max(1, steps // 2), own_steps=max(1, 3 * steps // 2))
 
 
 class Ensemble:
-    """Copies of some networks, each with facts of its own."""
+    """Copies of some networks, each with facts of its own, and their learning curve.
 
-    def __init__(self, networks: Sequence[AttentionOnly], facts: Sequence[Facts]) -> None:
+    `parameters` are stacked, [M, ...]; `facts` int64[M, P]. The curve has K moments: int `steps`, and for each of them
+    `accuracy`, the fraction of the pairs that a network knows, and `loss`, its mean cross-entropy in nats, float64[M].
+    """
+
+    def __init__(self, networks: Sequence[AttentionOnly], facts: Sequence[Tensor]) -> None:
         stacked, _ = stack_module_state(list(networks))
         self.parameters: dict[str, Tensor] = {name: p.detach().clone() for name, p in stacked.items()}
-        """Stacked: [M, ...]."""
-        self.curve = Curve()
+        self.facts = torch.stack(list(facts))
         self.heads = networks[0].heads
-        """How many heads each has."""
-        self.pairs = facts[0].pairs
-        self.next_tokens = torch.stack([own.next_tokens for own in facts])
-        """int64[M, P]."""
+        self.steps: list[int] = []
+        self.accuracy: list[NDArray[np.float64]] = []
+        self.loss: list[NDArray[np.float64]] = []
         self._base = networks[0]
-        self._step = 0
+        self._done = 0
 
     def train(
         self,
@@ -206,7 +186,7 @@ class Ensemble:
         *,
         counted: Tensor | None = None,
         heads: Tensor | None = None,
-        learns: dict[str, Tensor] | None = None,
+        learns: Mapping[str, Tensor] | None = None,
         say: Callable[[int], None] = lambda done: None,
     ) -> None:
         """Take `steps` updates with a fresh optimizer.
@@ -217,61 +197,45 @@ class Ensemble:
         """
         parameters = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
         optimizer = optimize(list(parameters.values()))
-        every = max(1, steps // _NOTED)
+        every = max(1, steps // 200)
         for done in range(1, steps + 1):
-            logits = self._logits(parameters, heads)
-            losses = self._losses(logits)
-            if done % every == 1 or every == 1:
-                self._note(logits, losses)
+            losses, known = self._evaluate(parameters, heads)
+            if (done - 1) % every == 0:
+                self._note(losses, known)
             optimizer.zero_grad()
-            torch.autograd.backward((losses if counted is None else losses * counted).sum() / losses.shape[-1])
+            torch.autograd.backward((losses if counted is None else losses * counted).sum() / len(PAIRS))
             for name, mask in (learns or {}).items():
                 gradient = parameters[name].grad
                 assert gradient is not None
                 gradient.mul_(mask)
             optimizer.step()
-            self._step += 1
+            self._done += 1
             say(done)
         self.parameters = {name: p.detach() for name, p in parameters.items()}
-        with torch.no_grad():
-            logits = self._logits(self.parameters, heads)
-            self._note(logits, self._losses(logits))
+        self._note(*self._evaluate(self.parameters, heads))
 
-    def weights(self, member: int) -> dict[str, Tensor]:
-        """The state dict of one network."""
-        return {name: p[member].clone() for name, p in self.parameters.items()}
+    def right(self, heads: Tensor | None = None) -> NDArray[np.bool_]:
+        """bool[M, W, P]: which pairs are known with heads weighed as [W, H]; with all of them where none is given."""
+        return self._evaluate(self.parameters, heads)[1]
 
     def networks(self) -> list[AttentionOnly]:
         """The networks as they are now, one by one."""
-        return [with_weights(self.weights(member)).eval() for member in range(len(self.next_tokens))]
+        copies = [deepcopy(self._base) for _ in self.facts]
+        for member, copy in enumerate(copies):
+            copy.load_state_dict({name: p[member] for name, p in self.parameters.items()})
+        return copies
 
-    @torch.no_grad()
-    def right(self, heads: Tensor | None = None) -> NDArray[np.bool_]:
-        """bool[M, W, P]: which pairs are known with heads weighed as [W, H]; with all of them where none is given."""
-        return self._right(self._logits(self.parameters, heads))
+    def _note(self, losses: Tensor, known: NDArray[np.bool_]) -> None:
+        self.steps.append(self._done)
+        self.accuracy.append(known[:, 0].mean(axis=1))
+        self.loss.append(losses[:, 0].detach().double().numpy().mean(axis=1))
 
-    def _note(self, logits: Tensor, losses: Tensor) -> None:
-        self.curve.note(self._step, self._right(logits)[:, 0], losses.detach().double().numpy()[:, 0])
-
-    def _right(self, logits: Tensor) -> NDArray[np.bool_]:
-        right: NDArray[np.bool_] = (logits.argmax(dim=-1) == self.next_tokens[:, None]).numpy()
-        return right
-
-    def _losses(self, logits: Tensor) -> Tensor:
-        """[M, W, P]: cross-entropy in nats."""
-        true = self.next_tokens[:, None].expand(logits.shape[:-1])
-        return cross_entropy(logits.movedim(-1, 1), true, reduction="none")
-
-    def _logits(self, parameters: dict[str, Tensor], heads: Tensor | None) -> Tensor:
-        """[M, W, P, N]."""
+    def _evaluate(self, parameters: Mapping[str, Tensor], heads: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Cross-entropy [M, W, P] in nats, and which pairs are known, bool[M, W, P]."""
         weights = (torch.ones(1, self.heads) if heads is None else heads)[:, None]
-
-        def one(own: dict[str, Tensor]) -> Tensor:
-            result: Tensor = functional_call(self._base, own, (self.pairs, weights))
-            return result
-
-        logits: Tensor = vmap(one)(parameters)
-        return logits
+        logits = vmap(lambda own: functional_call(self._base, own, (PAIRS, weights)))(parameters)
+        facts = self.facts[:, None].expand(logits.shape[:-1])
+        return cross_entropy(logits.movedim(-1, 1), facts, reduction="none"), right(logits, facts)
 
 
 def ensemble_of(seeds: Sequence[int], heads: int = HEADS) -> Ensemble:
@@ -279,55 +243,54 @@ def ensemble_of(seeds: Sequence[int], heads: int = HEADS) -> Ensemble:
     return Ensemble([build_network(seed, heads) for seed in seeds], [draw_facts(seed) for seed in seeds])
 
 
-DATASET = "pairs"
-QUERY_SET = "pairs"
+def train_free(recipe: Recipe, seeds: Sequence[int], heads: int = HEADS, progress: Progress | None = None) -> Ensemble:
+    """A network of each seed, all heads at once, by the recipe of the recorded training; nothing is recorded."""
+    ensemble = ensemble_of(seeds, heads)
+    ensemble.train(recipe.steps, recipe.sgd, say=counting(progress, f"{heads} heads at once", recipe.steps))
+    return ensemble
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """SGD, whose steps a memory rebuilds exactly. With these numbers every one of 32 seeds memorised all 25 pairs."""
+WAYS = {
+    "free": "free, all heads at once",
+    "shared": "boosted, embeddings go on learning",
+    "frozen": "boosted, embeddings frozen with head 1",
+}
+"""Ways to train. The study's text leaves open what happens to the embeddings while later heads of boosted training
+learn. "frozen" freezes them with head one, so that each later head corrects a fixed prediction, as boosting proper
+does; "shared" lets them go on, and freezes only the earlier heads."""
 
-    lr: float = 0.02
-    momentum: float = 0.9
-    steps: int = 2000
-    """Updates, each on every pair once: the uniform distribution over pairs without its noise."""
-    later_steps: int = 1000
-    """Of boosted training: updates of each head after the first, which takes `steps`."""
-    own_steps: int = 3000
-    """Updates by which heads are to learn sets of their own."""
-    adam_lr: float = 0.01
-    """Of the trainings by Adam that stand beside."""
-    seeds: int = 24
-    """Trainings of each kind that are compared, and whose heads are looked at."""
-    most_heads: int = 8
-    """Heads side by side: every number from 1 on is tried."""
-    arrangements: int = 20
-    """Arrangements of words that are tried for a network whose parameters are set by hand."""
-    grid: int = 320
-    """Points along each side of a torus."""
-    simplex: int = 45
-    """Intervals along each side of the simplex of head weights; a multiple of 3, so that its centre is among them."""
 
-    @property
-    def sgd(self) -> Optimize:
-        """The optimizer of the recorded training."""
-        return partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum)
+def train_boosted(
+    recipe: Recipe, seeds: Sequence[int], heads: int, way: str, progress: Progress | None = None
+) -> Ensemble:
+    """Networks trained head after head: the first alone and longer, each with the earlier ones speaking and frozen."""
+    ensemble = ensemble_of(seeds, heads)
+    for head in range(heads):
+        steps = recipe.later_steps if head else recipe.steps
+        ensemble.train(
+            steps,
+            recipe.sgd,
+            heads=(torch.arange(heads) <= head).float()[None],
+            learns=learning(head, way == "shared" or head == 0, heads),
+            say=counting(progress, f"{WAYS[way]}: head {head + 1}", steps),
+        )
+    return ensemble
 
-    @property
-    def adam(self) -> Optimize:
-        return partial(torch.optim.Adam, lr=self.adam_lr)
 
-    def with_steps(self, steps: int | None) -> Recipe:
-        """So many updates, and others in proportion; unchanged for None. BadInput for fewer than 1."""
-        if steps is None:
-            return self
-        if steps < 1:
-            raise BadInput(f"steps must be at least 1, not {steps}.", hint="For example --steps 1000.", field="steps")
-        return replace(self, steps=steps, later_steps=max(1, steps // 2), own_steps=max(1, 3 * steps // 2))
+def learning(head: int, embeddings: bool, heads: int = HEADS) -> dict[str, Tensor]:
+    """Masks of the numbers that learn while one head does, and the embeddings where `embeddings`."""
+    rows = (torch.arange(heads * HEAD_WIDTH) // HEAD_WIDTH == head).float()
+    masks = {f"{name}.weight": rows[:, None] for name in ("query", "key", "value")} | {"output.weight": rows[None, :]}
+    return masks | {f"{name}.weight": torch.tensor(float(embeddings)) for name in ("word", "position", "unembedding")}
+
+
+def boundaries(recipe: Recipe, heads: int = HEADS) -> list[int]:
+    """The steps at which boosted training turns to the next head, or is at its end."""
+    return [recipe.steps + head * recipe.later_steps for head in range(heads)]
 
 
 def train_recorded(
-    facts: Facts, recipe: Recipe, seed: int, record_to: Path, progress: Progress | None = None
+    facts: Tensor, recipe: Recipe, seed: int, record_to: Path, progress: Progress | None = None
 ) -> AttentionOnly:
     """Train a fresh network and record it into the folder `record_to`.
 
@@ -338,30 +301,19 @@ def train_recorded(
     """
     network = build_network(seed)
     optimizer = recipe.sgd(list(network.parameters()))
-    letters = [[TOKENS[token] for token in pair] for pair in facts.pairs.tolist()]
-    first, second = (list(column) for column in zip(*letters, strict=True))
+    say = counting(progress, "training (recorded)", recipe.steps)
     with Recorder(network, optimizer, record_to, label_names={DATASET: list(TOKENS)}, quiet=True) as recorder:
         for done in range(1, recipe.steps + 1):
             with recorder.step(
-                dataset=DATASET, label=facts.next_tokens, sample=torch.arange(len(facts)),
-                first=first, second=second, token=letters,
+                dataset=DATASET, label=facts, sample=torch.arange(len(PAIRS)), first=[name[0] for name in NAMES],
+                second=[name[1] for name in NAMES], token=[list(name) for name in NAMES],
             ):  # fmt: skip
-                loss = cross_entropy(network(facts.pairs), facts.next_tokens)
+                loss = cross_entropy(network(PAIRS), facts)
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
-            if progress is not None:
-                progress("training (recorded)", done, recipe.steps)
-        preview_set = PreviewSet.texts(facts.names, offsets=[[(0, 1), (1, 2)]] * len(facts))
-        recorder.previews(DATASET, preview_set)
-        recorder.query_set(QUERY_SET, facts.pairs, label=facts.next_tokens, previews=preview_set)
-    return network.eval()
-
-
-def train_siblings(
-    recipe: Recipe, seeds: Sequence[int], heads: int = HEADS, progress: Progress | None = None
-) -> Ensemble:
-    """A network of each seed, all heads at once, by the recipe of the recorded training; nothing is recorded."""
-    ensemble = ensemble_of(seeds, heads)
-    ensemble.train(recipe.steps, recipe.sgd, say=counting(progress, f"{heads} heads at once", recipe.steps))
-    return ensemble
+            say(done)
+        previews = PreviewSet.texts(NAMES, offsets=[[(0, 1), (1, 2)]] * len(NAMES))
+        recorder.previews(DATASET, previews)
+        recorder.query_set(QUERY_SET, PAIRS, label=facts, previews=previews)
+    return network

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from dualform_studies.memorisation.transformer import AttentionOnly, Facts, Recipe, build_network
+from dualform_studies.memorisation.transformer import PAIRS, AttentionOnly, Recipe, build_network
 
 
 def weights_of(network: AttentionOnly) -> dict[str, np.ndarray]:
@@ -35,7 +35,7 @@ def forward(w: dict[str, np.ndarray], points: np.ndarray, heads=(1.0, 1.0, 1.0))
 class Watched:
     """A plain PyTorch training of the same recipe; what its value projection saw and was told, in NumPy."""
 
-    def __init__(self, facts: Facts, recipe: Recipe, seed: int) -> None:
+    def __init__(self, facts: torch.Tensor, recipe: Recipe, seed: int) -> None:
         self.network = network = build_network(seed)
         self.begun = weights_of(build_network(seed))["value"]
         optimizer = torch.optim.SGD(network.parameters(), lr=recipe.lr, momentum=recipe.momentum)
@@ -49,7 +49,7 @@ class Watched:
         keys, errors = [], []
         for _ in range(recipe.steps):
             optimizer.zero_grad()
-            cross_entropy(network(facts.pairs), facts.next_tokens).backward()
+            cross_entropy(network(PAIRS), facts).backward()
             optimizer.step()
             keys.append(seen[0].double().numpy())
             errors.append(seen[1].grad.double().numpy())

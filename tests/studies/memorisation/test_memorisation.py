@@ -3,19 +3,16 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dualform
-from dualform.errors import BadInput
 from dualform_studies.assignment import Assignment
-from dualform_studies.memorisation import pattern
-from dualform_studies.memorisation.boosting import WAYS
+from dualform_studies.memorisation import attention
 from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided
 from dualform_studies.memorisation.study import run_memorisation
-from dualform_studies.memorisation.transformer import HEADS, Recipe, draw_facts
+from dualform_studies.memorisation.transformer import HEADS, NAMES, PAIRS, WAYS, Recipe, draw_facts
 from tests.reliability import soaking
 from tests.studies.conftest import sketching
 from tests.studies.memorisation.oracle import Watched
@@ -36,7 +33,7 @@ def miniature(request: pytest.FixtureRequest, coarse_figures: None, tmp_path_fac
     out, told = tmp_path_factory.mktemp("memorisation") / "run", []
     assignment = Assignment(out, seed=2, progress=lambda *line: told.append(line))
     with pytest.MonkeyPatch.context() as patch, sketching() if request.param == "blank" else nullcontext():
-        patch.setattr(pattern, "draw_level_lines", partial(pattern.draw_level_lines, frames=2))
+        patch.setattr(attention, "draw_level_lines", partial(attention.draw_level_lines, frames=2))
         return out, run_memorisation(assignment, RECIPE), told
 
 
@@ -54,15 +51,15 @@ def watched():
 def test_slots_say_pair_token_and_label(memory):
     found = memory.slots(np.arange(7 * 50, 8 * 50), "token")
     assert set(found["step"]) == {7}
-    assert [f + s for f, s in zip(found["first"], found["second"], strict=True)][::2] == FACTS.names
-    assert "".join(found["token"]) == "".join(FACTS.names)
-    assert found["label"][::2].tolist() == FACTS.next_tokens.tolist()
+    assert [f + s for f, s in zip(found["first"], found["second"], strict=True)][::2] == NAMES
+    assert "".join(found["token"]) == "".join(NAMES)
+    assert found["label"][::2].tolist() == FACTS.tolist()
     assert found["sample"][::2].tolist() == list(range(25))
 
 
 def test_the_sum_over_slots_is_the_live_projection(memory, watched):
     network = watched.network
-    stream = network.stream(network.embed(FACTS.pairs)).detach()
+    stream = network.stream(network.embed(PAIRS)).detach()
     by_hand = stream.reshape(-1, 3).double().numpy() @ (watched.begun + watched.spoken(np.ones(25, bool))).T
     live = network.value(stream).detach().reshape(-1, 9).numpy()
     np.testing.assert_allclose(by_hand, live, atol=2e-5)
@@ -72,16 +69,18 @@ def test_the_sum_over_slots_is_the_live_projection(memory, watched):
 @pytest.mark.parametrize("pair", [0, None])
 def test_two_levels_add_up_to_the_live_logits(memory, watched, pair: int | None):
     network = watched.network
-    pair = most_divided(network, FACTS) if pair is None else pair
-    found = ask_two_levels(memory, network, FACTS, pair)
-    stream = network.stream(network.embed(FACTS.pairs[pair : pair + 1]))[0].detach().double().numpy()
+    pair = most_divided(network) if pair is None else pair
+    found = ask_two_levels(memory, network, pair)
+    stream = network.stream(network.embed(PAIRS[pair : pair + 1]))[0].detach().double().numpy()
     scores = np.einsum("tpji,qi->qp", watched.keys, stream)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-4)
-    logits = network(FACTS.pairs[pair : pair + 1])[0].detach().numpy()
+    logits = network(PAIRS[pair : pair + 1])[0].detach().numpy()
     np.testing.assert_allclose(found.total, logits, atol=1e-4)
-    margin, rival = found.margin(int(logits.argmax()))
+    best = int(logits.argmax())
+    rival = found.rival(best)
+    margin = found.logits[..., best] - found.logits[..., rival]
     rest = found.residual + found.initial
-    lead = margin.sum() + rest[logits.argmax()] - rest[rival]
+    lead = margin.sum() + rest[best] - rest[rival]
     assert lead == pytest.approx(np.sort(logits)[-1] - np.sort(logits)[-2], abs=1e-4)
     # One training pair through one token and head, by hand.
     w = {name: p.detach().double().numpy() for name, p in network.state_dict().items()}
@@ -128,8 +127,3 @@ def test_each_seed_is_trained_once_with_three_heads_and_progress_is_told_to_its_
     assert sum(f"{HEADS} heads at once" == line[0] and line[1] == line[2] for line in told) == 1
     assert not any(line[0].startswith(WAYS["free"]) for line in told)
     assert {("training (recorded)", 30, 30), ("setting parameters by hand", 2, 2)} <= set(told)
-
-
-def test_steps_below_one_are_refused(tmp_path: Path):
-    with pytest.raises(BadInput, match=r"steps must be at least 1, not 0\."):
-        run_memorisation(Assignment(tmp_path / "run", steps=0))
