@@ -21,20 +21,9 @@ from dualform_client import Client
 from dualform_service.server import Server
 from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.images.datasets import digits, permuted
-from dualform_studies.images.prediction import PaperFigures, draw_example, show_example
-from dualform_studies.images.query_figure import Query
-from dualform_studies.images.training import (
-    Pair,
-    Recipe,
-    TrainedNetwork,
-    Verdict,
-    judge_moments,
-    layer_names,
-    moments,
-    train_in_succession,
-    weights_by_moment,
-    without,
-)
+from dualform_studies.images.masking import Verdict, judge_moments, moments, without
+from dualform_studies.images.prediction import PaperFigures, Query, draw_example, show_example
+from dualform_studies.images.training import Pair, Recipe, Trained, layer_names, train_in_succession
 from dualform_studies.recorded_memory import verify_report
 from dualform_studies.report import Page, Report, bytes_on_disk, check_free, percent, report_folder, study_of
 
@@ -58,7 +47,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     say = or_silent(progress)
     with open_memory(out) as memory:
         say(_REBUILDING, 0, 1)
-        judged = judge_moments(weights_by_moment(memory, trained, pair, recipe), pair, recipe)
+        judged = judge_moments(memory, trained, pair, recipe)
         say(_REBUILDING, 1, 1)
         say(_ASKING, 0, 1)
         report = _ask_over_grpc(memory, judged, layer_names(recipe.widths(pair[0])), report_folder(out))
@@ -79,7 +68,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
         "Test accuracy.",
         ["network", *report["accuracy"]],
         [
-            [words.replace("\n", " "), *(percent(by_moment[moment]) for by_moment in report["accuracy"].values())]
+            [words, *(percent(by_moment[moment]) for by_moment in report["accuracy"].values())]
             for moment, words in moments(pair).items()
         ],
     )
@@ -90,7 +79,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
 
 def record_demo(
     out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_RECIPE, seed: int = 0
-) -> tuple[Pair, TrainedNetwork]:
+) -> tuple[Pair, Trained]:
     """Train on both datasets, one after the other, and record that to `out`."""
     pair = digits(), permuted(digits())
     with _one_thread():
@@ -130,9 +119,9 @@ def _ask_over_grpc(memory: Engine, judged: Verdict, layers: tuple[str, ...], fol
 
 
 def _ask(client: Answers, judged: Verdict, layers: tuple[str, ...], folder: Path) -> Report:
-    first, spoilt = judged.pair[0], judged.interfered()
-    # A digit that the second dataset spoils, where there is one.
-    row = int(spoilt[0]) if len(spoilt) else 0
+    first = judged.pair[0]
+    # A digit that the second dataset spoils, if there is one.
+    row = int(judged.interfered().argmax())
     query = Query(first, row, int(judged.classes["final"][first.name][row]))
     return {
         "slots": sum(client.info().slots.values()),

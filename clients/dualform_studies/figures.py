@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from PIL import Image
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442", "#000000")
@@ -62,6 +65,13 @@ def new_figure(path: Path, height: float, title: str = "", shades: bool = False)
         figure.set_layout_engine("none")  # everything stays where the PNG has it, and is not laid out twice
         # Without a date and with the same names of parts, the same figure is the same file.
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def show_picture(panel: Axes, picture: NDArray[np.float32], caption: str = "") -> None:
+    """One image from 0 (black) to 1 (white), without ticks."""
+    panel.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    panel.set(xticks=[], yticks=[])
+    panel.set_title(caption, fontsize=7, pad=3)
 
 
 def packed_png(figure: Figure, dpi: int = _DPI, shades: bool = False) -> bytes:

@@ -21,7 +21,7 @@ from dualform.query.engine import Engine, open_memory
 from dualform_studies.assignment import Assignment, or_silent
 from dualform_studies.claims import Beside, Claim, judge
 from dualform_studies.images.datasets import digits
-from dualform_studies.images.training import Recipe, build_network, layer_names, train_part
+from dualform_studies.images.training import Recipe, build_network, epochs, layer_names, train as take_updates
 from dualform_studies.report import Page, Report, bytes_on_disk, check_free, percent
 
 Make = Callable[[nn.Module, torch.optim.Optimizer], Recorder]
@@ -82,7 +82,7 @@ def train(recipe: Recipe, seed: int, make: Make | None = None) -> Recorder | Non
     optimizer = recipe.optimizer(network)
     recorder = None if make is None else make(network, optimizer)
     with recorder or nullcontext():
-        train_part(network, optimizer, dataset, recipe, seed=seed, part=0, recorder=recorder)
+        take_updates(network, optimizer, epochs(dataset, recipe, seed), recipe.clip, recorder=recorder)
         if recorder is not None:
             recorder.query_set(QUERY_SET, torch.from_numpy(dataset.inputs(dataset.test)), label=dataset.test.labels)
     return recorder

@@ -1,13 +1,15 @@
-"""Opening a study's memory, and the reconstruction error in its report."""
+"""Taking a study's updates, opening its memory, and the reconstruction error in its report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dualform import Recorder
 from dualform.answers import LayerInfo
 from dualform.methods import Answers
 from dualform.query.engine import Engine, open_memory
@@ -17,6 +19,20 @@ RAM = "4 GB"
 """That answering may take: with it stay the keys of any one layer that the studies of images record, and its codes."""
 HELD_BYTES = 3 << 30
 """Of keys and values held between questions, where answers by token position are as large as what is kept."""
+
+
+def step_of(recorder: Recorder | None, **columns: Any) -> AbstractContextManager[object]:
+    """The recorder's step with the columns of its slots, and nothing without a recorder."""
+    step: AbstractContextManager[object] = nullcontext() if recorder is None else recorder.step(**columns)
+    return step
+
+
+def descend(network: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, clip: float) -> None:
+    """Take one update; `clip` bounds the norm of the gradient of all parameters together."""
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    nn.utils.clip_grad_norm_(network.parameters(), clip)
+    optimizer.step()
 
 
 def open_recorded(path: Path, backend: str | None = None, ram: str | None = RAM) -> Engine:
@@ -35,15 +51,3 @@ def verify_report(memory: Answers) -> Report:
         layer: {"reconstruction_error": found.reconstruction_error, "exact": found.exact, "reason": found.reason}
         for layer, found in memory.verify().items()
     }
-
-
-def reconstruction_errors(
-    truth: Mapping[str, Tensor], rebuilt: Mapping[str, Tensor], initial: Mapping[str, Tensor], layers: Sequence[str]
-) -> dict[str, float]:
-    """By layer: ||W - rebuilt|| / ||W - W_0||, weight and bias together, in float64."""
-
-    def norm(layer: str, left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-        parts = [name for name in truth if name.startswith(f"{layer}.")]
-        return float(torch.cat([(left[name].double() - right[name].double()).ravel() for name in parts]).norm())
-
-    return {layer: norm(layer, truth, rebuilt) / norm(layer, truth, initial) for layer in layers}

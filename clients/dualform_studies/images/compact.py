@@ -38,7 +38,6 @@ from dualform_studies.images.training import (
     Recipe,
     accuracy,
     layer_names,
-    query_set_name,
     with_weights,
 )
 from dualform_studies.report import Report, percent
@@ -274,7 +273,7 @@ _PAIRS, _QUERIES = 12_800, 500
 
 def ask_compact(memory: Engine, dataset: Dataset, recipe: Recipe, seed: int) -> Report:
     """What the remarks say of a training on the dataset, measured."""
-    widths, query_set = recipe.widths(dataset), query_set_name(dataset)
+    widths, query_set = recipe.widths(dataset), dataset.query_set
     initial, final = memory.weights(at_step=0), memory.weights()
     updates = {layer: update_of(layer, initial, final) for layer in layer_names(widths)}
     kept = {layer: update.directions_holding(SHARE) for layer, update in updates.items()}

@@ -14,17 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform_studies.claims import CHANCE, Claim, is_gain, judge, judged, verdict_of
-from dualform_studies.images.attention import TOP, Datapoints, LayerAttention
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.query_figure import Query
-from dualform_studies.images.training import Checkpoint
+from dualform_studies.images.attention import OFTEN, TOP, Seen
+from dualform_studies.images.prediction import Query
 from dualform_studies.report import in_fraction, percent
 
 EVERY, SOME = "every layer", "some layer"
-MOST = 2 / 3
-"""The share of images that makes a trend."""
-OFTEN = 1 / 20
-"""What is said to happen, and not to be the rule, happens of this share of the test images at least."""
 ByLayer = Mapping[str, NDArray[np.bool_]]
 
 
@@ -86,16 +80,15 @@ def prevalence_claims(measured: Mapping[str, Prevalence]) -> list[Claim]:
     ]
 
 
-def choose_showing(dataset: Dataset, given: NDArray[np.int64], wanted: Sequence[Prevalence]) -> Query | None:
+def choose_showing(seen: Seen, *wanted: Prevalence) -> Query | None:
     """The first test image of which all of `wanted` hold; if there is none, all but the last, and so on.
 
-    All are about the images of the first. None where the test set has no such image. `given` is int64[n], the class
-    that the network gives each test image.
+    All are about the images of the first. None if the test set has no such image.
     """
     for count in range(len(wanted), -1, -1):
         rows = np.flatnonzero(reduce(np.logical_and, [one.seen for one in wanted[:count]], wanted[0].concerned))
         if len(rows):
-            return Query(dataset, int(rows[0]), int(given[rows[0]]))
+            return Query(seen.dataset, int(rows[0]), int(seen.given[rows[0]]))
     return None
 
 
@@ -103,189 +96,151 @@ def choose_showing(dataset: Dataset, given: NDArray[np.int64], wanted: Sequence[
 class Findings:
     claims: Sequence[Claim]
     shown: Mapping[str, Query | None]
-    """By name of the example: the query that shows the claim, where there is one."""
+    """By name of the example: the query that shows the claim, if there is one."""
 
 
 SIX, ZERO, THREE = 6, 0, 3
 _CLOSE = 0.9
 """A weight is comparable to another from this share of it on."""
 _LEADS = "the query's own class has the greatest sum"
-_NEAR_SIX = f"the best datapoint of class 0 weighs at least {in_fraction(_CLOSE)} of the best of class 6"
-_OTHER = "the best image is of another class"
 
 
-def single_findings(
-    attention: Sequence[LayerAttention],
-    greatest: Mapping[str, NDArray[np.float64]],
-    datapoints: Datapoints,
-    checkpoint: Checkpoint,
-    given: NDArray[np.int64],
-) -> Findings:
+def single_findings(seen: Seen, greatest: Mapping[str, NDArray[np.float64]]) -> Findings:
     """Whether a recognised digit's class leads, and whether zeros are among a six's best (section 5.2).
 
     `greatest` is, by layer, float64[n, G], the greatest weight in each class, of sixes; of other images it is not
-    asked, and 0. `given` is int64[n], the class that the network gives each test image.
+    asked, and 0.
     """
-    dataset = checkpoint.dataset
-    labels = dataset.test.labels
-    right = given == labels
-    leads = {one.layer: one.leading() == one.columns(dataset.name, labels) for one in attention}
+    labels, right = seen.labels, seen.right
+    leads = {one.layer: one.leading() == one.columns(seen.dataset.name, labels) for one in seen.layers}
     near = {layer: best[:, ZERO] >= _CLOSE * best[:, SIX] for layer, best in greatest.items()}
-    other = {one.layer: datapoints.image_labels[one.best[:, 0]] != labels for one in attention}
-
-    def of_digit(digit: int) -> tuple[str, NDArray[np.bool_]]:
-        return f"recognised {dataset.label_names[digit]}s", right & (labels == digit)
-
+    other = {one.layer: seen.points.image_labels[one.best[:, 0]] != labels for one in seen.layers}
+    six, three = (
+        (f"recognised {seen.dataset.label_names[digit]}s", right & (labels == digit)) for digit in (SIX, THREE)
+    )
+    close = f"the best datapoint of class 0 weighs at least {in_fraction(_CLOSE)} of the best of class 6"
     measured = {
-        "single.six-leads": Prevalence.over(_LEADS, EVERY, *of_digit(SIX), leads),
-        "single.six-zeros": Prevalence.over(_NEAR_SIX, SOME, *of_digit(SIX), near),
-        "single.other-class": Prevalence.over(_OTHER, SOME, "recognised digits", right, other),
-        "single.three-leads": Prevalence.over(_LEADS, EVERY, *of_digit(THREE), leads),
+        "single.six-leads": Prevalence.over(_LEADS, EVERY, *six, leads),
+        "single.six-zeros": Prevalence.over(close, SOME, *six, near),
+        "single.other-class": Prevalence.over(
+            "the best image is of another class", SOME, "recognised digits", right, other
+        ),
+        "single.three-leads": Prevalence.over(_LEADS, EVERY, *three, leads),
     }
-    six = [measured["single.six-leads"], measured["single.six-zeros"]]
     return Findings(
         prevalence_claims(measured),
         {
-            f"digit-{SIX}": choose_showing(dataset, given, six),
-            f"digit-{THREE}": choose_showing(dataset, given, [measured["single.three-leads"]]),
+            f"digit-{SIX}": choose_showing(seen, measured["single.six-leads"], measured["single.six-zeros"]),
+            f"digit-{THREE}": choose_showing(seen, measured["single.three-leads"]),
         },
     )
 
 
 DRESS, COAT, SANDAL, BOOT = 3, 4, 5, 9
 _DIGITS = "mnist"
-_OWN = f"all {TOP} best images are boots"
-_COAT = "coat has the greatest sum"
-_GAINS = "the query's own class has a greater share of all attention at the last layer than at the first"
-_NEAR = f"MNIST is among the {TOP} best images"
-_FAR = f"MNIST is not among the {TOP} best images"
-_FIVE = f"an MNIST 5 is among the {TOP} best images"
-_DISAGREES = "the class of the greatest sum is not the one recognised"
+_JOINT = {
+    "ankle-boot": ("joint.coat", "joint.gains", "joint.digits", "joint.boots"),
+    "dress": ("joint.dress",),
+    "sandal": ("joint.five", "joint.sandal"),
+}
+"""The examples of joint training, and the observations that each should show."""
 
 
-def joint_findings(
-    attention: Sequence[LayerAttention], datapoints: Datapoints, checkpoint: Checkpoint, given: NDArray[np.int64]
-) -> Findings:
-    """The observations of Fashion-MNIST, whose test images are the checkpoint's (section 5.3).
-
-    `given` is int64[n], the class that the network gives each test image.
-    """
-    dataset = checkpoint.dataset
-    labels = dataset.test.labels
-    right = given == labels
-    first, last = attention[0], attention[-1]
-    own = first.columns(dataset.name, labels)
+def joint_findings(seen: Seen) -> Findings:
+    """The observations of Fashion-MNIST (section 5.3)."""
+    name, points, first, last = seen.dataset.name, seen.points, seen.layers[0], seen.layers[-1]
+    own = first.columns(name, seen.labels)
     before, after = (one.shares[np.arange(len(own)), own] for one in (first, last))
     leader = np.array([label for _, label in last.groups])[last.leading()]
-    near = near_others(attention, datapoints, dataset.name)
-    five = (datapoints.image_datasets == _DIGITS) & (datapoints.image_labels == SANDAL)
-    of_boots = (datapoints.image_datasets == dataset.name) & (datapoints.image_labels == BOOT)
-    boot = "recognised boots", right & (labels == BOOT)
-    dress = "recognised dresses", right & (labels == DRESS)
-    sandal = "recognised sandals", right & (labels == SANDAL)
+    near = near_others(seen)
+    five = (points.image_datasets == _DIGITS) & (points.image_labels == SANDAL)
+    of_boots = (points.image_datasets == name) & (points.image_labels == BOOT)
+    boot, dress, sandal = (
+        (f"recognised {words}", seen.right & (seen.labels == label))
+        for words, label in (("boots", BOOT), ("dresses", DRESS), ("sandals", SANDAL))
+    )
+    coat_leads = first.leading() == first.columns(name, np.array([COAT]))
+    gains = "the query's own class has a greater share of all attention at the last layer than at the first"
     boots = {
-        "joint.boots": Prevalence(_OWN, first.layer, *boot, of_boots[first.best].all(axis=1)),
-        "joint.coat": Prevalence(
-            _COAT, first.layer, *boot, first.leading() == first.columns(dataset.name, np.array([COAT]))
+        "joint.boots": Prevalence(
+            f"all {TOP} best images are boots", first.layer, *boot, of_boots[first.best].all(axis=1)
         ),
-        "joint.gains": Prevalence(_GAINS, last.layer, *boot, after > before),
-        "joint.digits": Prevalence(_NEAR, last.layer, *boot, near[last.layer]),
+        "joint.coat": Prevalence("coat has the greatest sum", first.layer, *boot, coat_leads),
+        "joint.gains": Prevalence(gains, last.layer, *boot, after > before),
+        "joint.digits": Prevalence(f"MNIST is among the {TOP} best images", last.layer, *boot, near[last.layer]),
     }
+    far = {layer: ~among for layer, among in near.items()}
+    fives = {one.layer: five[one.best].any(axis=1) for one in seen.layers}
+    disagrees = "the class of the greatest sum is not the one recognised"
     others = {
-        "joint.dress": Prevalence.over(_FAR, EVERY, *dress, {layer: ~seen for layer, seen in near.items()}),
-        "joint.five": Prevalence.over(
-            _FIVE, SOME, *sandal, {one.layer: five[one.best].any(axis=1) for one in attention}
-        ),
-        "joint.sandal": Prevalence(_DISAGREES, last.layer, *sandal, leader != given),
+        "joint.dress": Prevalence.over(f"MNIST is not among the {TOP} best images", EVERY, *dress, far),
+        "joint.five": Prevalence.over(f"an MNIST 5 is among the {TOP} best images", SOME, *sandal, fives),
+        "joint.sandal": Prevalence(disagrees, last.layer, *sandal, leader != seen.given),
     }
     measured = boots | others
-    wanted = {
-        "ankle-boot": ("joint.coat", "joint.gains", "joint.digits", "joint.boots"),
-        "dress": ("joint.dress",),
-        "sandal": ("joint.five", "joint.sandal"),
-    }
-    crossed = crossing_claim("joint.crossing", crossing_prevalence(attention, datapoints, dataset.name))
+    crossed = crossing_claim("joint.crossing", crossing_prevalence(seen))
     return Findings(
         [*prevalence_claims(boots), crossed, *prevalence_claims(others)],
-        {
-            example: choose_showing(dataset, given, [measured[name] for name in names])
-            for example, names in wanted.items()
-        },
+        {example: choose_showing(seen, *(measured[name] for name in names)) for example, names in _JOINT.items()},
     )
 
 
 MISTAKE = (1, 3)
 """The paper's example: a "1" taken for a "3", for the attention that it gives to Fashion-MNIST's dresses."""
-_DRESS_LEADS = "class 3 of Fashion-MNIST, dress, has the greatest sum"
-_LEADS_SECOND = "of Fashion-MNIST's classes, the one with the label recognised has the greatest sum"
+RECOGNISED = (7, 3)
+"""The paper's two other examples: an MNIST "7" and a Fashion-MNIST dress."""
 
 
-def continual_findings(
-    attention: Sequence[LayerAttention],
-    crossed: Sequence[Prevalence],
-    checkpoint: Checkpoint,
-    second: str,
-    given: NDArray[np.int64],
-    spoilt: NDArray[np.bool_],
-) -> Findings:
-    """The observations of MNIST after Fashion-MNIST, the dataset `second`; the checkpoint's test images are MNIST's.
+def continual_findings(first: Seen, second: Seen, spoilt: NDArray[np.bool_]) -> Findings:
+    """The observations of MNIST after Fashion-MNIST (section 5.4).
 
-    `crossed` is what `crossing_prevalence` says of the second dataset's test images. `given` is int64[n], the class
-    that the network gives each test image at the end; `spoilt` is bool[n], those that were recognised before the second
-    dataset was learned, are mistaken, and are recognised with it masked. The example of interference is one of them.
+    `spoilt` is bool[n], MNIST's test images that were recognised before the second dataset was learned, are mistaken,
+    and are recognised with it masked. The example of interference is one of them.
     """
-    dataset, last = checkpoint.dataset, attention[-1]
-    labels = dataset.test.labels
-    one, three = MISTAKE
-    wrong = given != labels
-    dress = last.leading() == last.columns(second, np.array([three], dtype=np.int64))
-    columns = [at for at, (name, _) in enumerate(last.groups) if name == second]
-    recognised = last.sums[:, columns].argmax(axis=1) == given
-    mistaken = wrong & (labels == one) & (given == three)
+    last, wrong, (one, three) = first.layers[-1], ~first.right, MISTAKE
+    dress = last.leading() == last.columns(second.dataset.name, np.array([three]))
+    columns = [at for at, (name, _) in enumerate(last.groups) if name == second.dataset.name]
+    recognised = last.sums[:, columns].argmax(axis=1) == first.given
+    mistaken = wrong & (first.labels == one) & (first.given == three)
+    leads = "class 3 of Fashion-MNIST, dress, has the greatest sum"
+    leads_second = "of Fashion-MNIST's classes, the one with the label recognised has the greatest sum"
     measured = {
-        "continual.dress": Prevalence(
-            _DRESS_LEADS, last.layer, f"{one}s taken for {three} at the end", mistaken, dress
-        ),
+        "continual.dress": Prevalence(leads, last.layer, f"{one}s taken for {three} at the end", mistaken, dress),
         "continual.mistakes": Prevalence(
-            _LEADS_SECOND, last.layer, "MNIST test images mistaken at the end", wrong, recognised
+            leads_second, last.layer, "MNIST test images mistaken at the end", wrong, recognised
         ),
     }
-    examples = [
-        choose_showing(dataset, given, [replace(found, concerned=found.concerned & spoilt)])
-        for found in measured.values()
-    ]
+    examples = (choose_showing(first, replace(one, concerned=one.concerned & spoilt)) for one in measured.values())
     return Findings(
-        [*prevalence_claims(measured), crossing_claim("continual.crossing", crossed)],
-        {"interference": next((query for query in examples if query is not None), None)},
+        [*prevalence_claims(measured), crossing_claim("continual.crossing", crossing_prevalence(second))],
+        {
+            "interference": next((query for query in examples if query is not None), None),
+            **{
+                f"recognised-{seen.dataset.name}": choose_recognised_as(seen, label)
+                for seen, label in zip((first, second), RECOGNISED, strict=True)
+            },
+        },
     )
 
 
-def choose_recognised_as(dataset: Dataset, given: NDArray[np.int64], label: int) -> Query | None:
-    """The first recognised test image of a class, or of any where there is none; None where none is recognised.
-
-    `given` is int64[n], the class that the network gives each test image.
-    """
-    labels = dataset.test.labels
-    return choose_showing(dataset, given, [Prevalence("", "", "", given == labels, labels == label)])
+def choose_recognised_as(seen: Seen, label: int) -> Query | None:
+    """The first recognised test image of a class, or of any if there is none; None if none is recognised."""
+    return choose_showing(seen, Prevalence("", "", "", seen.right, seen.labels == label))
 
 
-_CROSSES = f"an image of the other dataset is among the {TOP} best images"
+def near_others(seen: Seen) -> dict[str, NDArray[np.bool_]]:
+    """By layer, bool[n]: whether an image of another dataset is among the three best."""
+    foreign = seen.points.image_datasets != seen.dataset.name
+    return {one.layer: foreign[one.best].any(axis=1) for one in seen.layers}
 
 
-def near_others(
-    attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str
-) -> dict[str, NDArray[np.bool_]]:
-    """By layer, bool[n]: whether an image of another dataset than `dataset` is among the three best."""
-    foreign = datapoints.image_datasets != dataset
-    return {one.layer: foreign[one.best].any(axis=1) for one in attention}
-
-
-def crossing_prevalence(attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str) -> list[Prevalence]:
+def crossing_prevalence(seen: Seen) -> list[Prevalence]:
     """How many of all test images of a dataset have images of the other among their best, layer by layer."""
-    everything = np.ones(len(attention[0].sums), dtype=np.bool_)
+    observation, among = f"an image of the other dataset is among the {TOP} best images", seen.dataset.name
+    everything = np.ones(len(seen.labels), dtype=np.bool_)
     return [
-        Prevalence(_CROSSES, layer, f"test images of {dataset}", everything, seen)
-        for layer, seen in near_others(attention, datapoints, dataset).items()
+        Prevalence(observation, layer, f"test images of {among}", everything, near)
+        for layer, near in near_others(seen).items()
     ]
 
 

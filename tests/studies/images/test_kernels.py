@@ -11,7 +11,7 @@ import pytest
 import dualform
 from dualform_studies.images.datasets import load_dataset
 from dualform_studies.images.kernels import KernelsRecipe, Share, ask_kernels, attend, kernel_verdict
-from dualform_studies.images.training import Recipe, batch_rows, batches, record
+from dualform_studies.images.training import Recipe, epochs, record
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
 RECIPE = KernelsRecipe((0.05, 2.0, 300.0), last=4, every=3)
@@ -22,7 +22,7 @@ def trained(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     """A memory of a short training, its dataset, and the report."""
     out, dataset = tmp_path_factory.mktemp("kernels") / "run", load_dataset("mnist", made_up_data)
     recipe = Recipe(hidden=(24, 16), lr=0.004, batch=32, steps=60)
-    record([dataset], batches(dataset, batch_rows(dataset.split.trained, recipe, seed=0, part=0)), recipe, 0, out)
+    record([dataset], epochs(dataset, recipe, seed=0), recipe, 0, out)
     return out, dataset, ask_kernels(out, dataset, LAYERS, recipe=RECIPE)
 
 
