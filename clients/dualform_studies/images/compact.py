@@ -20,7 +20,7 @@ all keys, b keys of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -134,49 +134,12 @@ def _apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     return float((np.linalg.norm(one - other, axis=1) / np.linalg.norm(one, axis=1)).max())
 
 
-@dataclass(frozen=True, eq=False)
-class Update:
-    layer: str
-    initial: NDArray[np.float64]
-    """float64[d_out, d_in + 1]: the weight that training began with, its bias in the last column."""
-    left: NDArray[np.float64]
-    """float64[d_out, R]: the u_r."""
-    strengths: NDArray[np.float64]
-    """float64[R]: the s_r, descending."""
-    right: NDArray[np.float64]
-    """float64[R, d_in + 1]: the v_r."""
-
-    @property
-    def directions(self) -> int:
-        """R."""
-        return len(self.strengths)
-
-    def energy(self) -> NDArray[np.float64]:
-        """float64[R + 1]: the share of the update's squared Frobenius norm that the first r directions hold."""
-        squares = np.concatenate([[0.0], np.cumsum(self.strengths**2)])
-        shares: NDArray[np.float64] = squares / squares[-1]
-        return shares
-
-    def directions_holding(self, share: float) -> int:
-        """The least number of directions that hold so much of the update's squared Frobenius norm."""
-        return int(np.argmax(self.energy() >= share))
-
-    def truncated(self, rank: int) -> NDArray[np.float64]:
-        """float64[d_out, d_in + 1]: [W | b]_0 and the first `rank` directions."""
-        kept: NDArray[np.float64] = (self.left[:, :rank] * self.strengths[:rank]) @ self.right[:rank]
-        return self.initial + kept
-
-    def parameters(self, rank: int) -> dict[str, Tensor]:
-        """The layer's weight and bias with the first `rank` directions, in float32, under the model's own names."""
-        both = torch.from_numpy(self.truncated(rank)).float()
-        return {f"{self.layer}.weight": both[:, :-1].contiguous(), f"{self.layer}.bias": both[:, -1].contiguous()}
-
-
-def update_of(layer: str, initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Update:
-    """The update between two state dicts, decomposed in float64."""
-    start = with_bias(layer, initial)
-    left, strengths, right = np.linalg.svd(with_bias(layer, final) - start, full_matrices=False)
-    return Update(layer, start, left, strengths, right)
+def update_of(
+    layer: str, initial: Mapping[str, Tensor], final: Mapping[str, Tensor]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The u_r as columns of float64[d_out, R], the s_r and the v_r as rows of float64[R, d_in + 1], of an update."""
+    left, strengths, right = np.linalg.svd(with_bias(layer, final) - with_bias(layer, initial), full_matrices=False)
+    return left, strengths, right
 
 
 def with_bias(layer: str, weights: Mapping[str, Tensor]) -> NDArray[np.float64]:
@@ -190,14 +153,23 @@ SHARE = 0.999
 """Of the squared Frobenius norm of an update."""
 
 
-def accuracy_with(
-    updates: Mapping[str, Update], kept: Mapping[str, int], widths: Sequence[int], dataset: Dataset
-) -> float:
-    """Test accuracy of the network whose layers keep so many directions each, at most all that they have."""
-    weights: dict[str, Tensor] = {}
-    for layer, update in updates.items():
-        weights |= update.parameters(min(kept[layer], update.directions))
-    return accuracy(with_weights(widths, weights), dataset)
+def directions_holding(share: float, strengths: NDArray[np.float64]) -> int:
+    """The least number of directions that hold so much of the update's squared Frobenius norm."""
+    squares = np.concatenate([[0.0], np.cumsum(strengths**2)])
+    return int(np.argmax(squares / squares[-1] >= share))
+
+
+def truncated(
+    layer: str,
+    initial: Mapping[str, Tensor],
+    update: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+    rank: int,
+) -> dict[str, Tensor]:
+    """The layer's weight and bias with the first `rank` directions of its update, in float32, by the model's names."""
+    left, strengths, right = update
+    kept = with_bias(layer, initial) + (left[:, :rank] * strengths[:rank]) @ right[:rank]
+    both = torch.from_numpy(kept).float()
+    return {f"{layer}.weight": both[:, :-1].contiguous(), f"{layer}.bias": both[:, -1].contiguous()}
 
 
 _UNSEEN = 1e-13
@@ -231,7 +203,7 @@ def key_blocks(memory: Engine, layer: str) -> Iterator[NDArray[np.float32]]:
 
 
 def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.float64]) -> Report:
-    """The rank of the keys, and what a query wholly outside their span is answered.
+    """The rank of the keys, and what a query wholly outside their span is answered beside W_0 q and the bias.
 
     `initial` is the layer's weight before training with its bias as the last column, float64[d_out, d_in + 1]. The
     query is the outside part of the test query that has most of it, made as long as that test query is.
@@ -248,23 +220,16 @@ def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.flo
         # Where no test query leaves the span, any direction outside will do.
         part = basis @ parts[row] if shares[row] > 0 else basis[:, 0]
         outside = part * np.sqrt(lengths[row]) / np.linalg.norm(part)
-        report["query"] = _ask_outside(memory, layer, outside.astype(np.float32), initial)
+        outside = outside.astype(np.float32)
+        answer = np.asarray(memory.output(layer, outside[None]), dtype=np.float64)[0]
+        bias = np.asarray(memory.weights()[f"{layer}.bias"], dtype=np.float64)
+        untrained = initial[:, :-1] @ outside.astype(np.float64)
+        # As lengths relative to that of W_0 q.
+        report["query"] = {
+            "added": float(np.linalg.norm(answer - bias - untrained) / np.linalg.norm(untrained)),
+            "bias_moved": float(np.linalg.norm(bias - initial[:, -1]) / np.linalg.norm(untrained)),
+        }
     return report
-
-
-def _ask_outside(
-    memory: Engine, layer: str, outside: NDArray[np.float32], initial: NDArray[np.float64]
-) -> dict[str, float]:
-    """The answer to a query outside the span beside W_0 q and the bias, and how far the bias moved, as lengths relative
-    to that of W_0 q.
-    """
-    answer = np.asarray(memory.output(layer, outside[None]), dtype=np.float64)[0]
-    bias = np.asarray(memory.weights()[f"{layer}.bias"], dtype=np.float64)
-    untrained = initial[:, :-1] @ outside.astype(np.float64)
-    return {
-        "added": float(np.linalg.norm(answer - bias - untrained) / np.linalg.norm(untrained)),
-        "bias_moved": float(np.linalg.norm(bias - initial[:, -1]) / np.linalg.norm(untrained)),
-    }
 
 
 _PAIRS, _QUERIES = 12_800, 500
@@ -276,15 +241,22 @@ def ask_compact(memory: Engine, dataset: Dataset, recipe: Recipe, seed: int) -> 
     widths, query_set = recipe.widths(dataset), dataset.query_set
     initial, final = memory.weights(at_step=0), memory.weights()
     updates = {layer: update_of(layer, initial, final) for layer in layer_names(widths)}
-    kept = {layer: update.directions_holding(SHARE) for layer, update in updates.items()}
-    whole = {layer: update.directions for layer, update in updates.items()}
+    kept = {layer: directions_holding(SHARE, strengths) for layer, (_, strengths, _) in updates.items()}
+
+    def reached(ranks: Mapping[str, int]) -> float:
+        """Test accuracy of the network whose layers keep so many directions each."""
+        weights: dict[str, Tensor] = {}
+        for layer, update in updates.items():
+            weights |= truncated(layer, initial, update, ranks[layer])
+        return accuracy(with_weights(widths, weights), dataset)
+
     return {
         "order": _shuffle(memory, query_set, seed),
         "span": {layer: ask_span(memory, layer, query_set, with_bias(layer, initial)) for layer in updates},
         "compact": {
             "directions": kept,
-            "accuracy": accuracy_with(updates, kept, widths, dataset),
-            "accuracy_all": accuracy_with(updates, whole, widths, dataset),
+            "accuracy": reached(kept),
+            "accuracy_all": reached({layer: len(strengths) for layer, (_, strengths, _) in updates.items()}),
         },
     }
 

@@ -8,7 +8,7 @@ in one cell; where each ends is our reading.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput
 from dualform_studies.report import MarkedPassage
 from dualform_studies.text.corpora import Corpus, Tokens
+from dualform_studies.text.training import CONTEXT
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,6 @@ FORMS = (
 """One table may have several."""
 
 
-def forms_of(table: int) -> list[Form]:
-    return [form for form in FORMS if form.table == table]
-
-
 _BEFORE, _AFTER = 90, 60
 """Characters on either side of the token, at most; only whole words are shown."""
 _GAP = r"(?:\s|<unk>(?:\s*,)?)*"
@@ -142,7 +139,8 @@ class Passage:
 
     def marked(self) -> MarkedPassage:
         """As a page shows it: in one line, with a token that is nothing but space made visible."""
-        return MarkedPassage(_one_line(self.before), _visible(self.token), _one_line(self.after))
+        before, after = (re.sub(r"\s+", " ", text) for text in (self.before, self.after))
+        return MarkedPassage(before, {" ": "␣", "\n": "↵"}.get(self.token, self.token), after)
 
 
 def cut(tokens: Tokens, at: int) -> Passage:
@@ -176,14 +174,6 @@ def _spelt(quotation: str) -> str:
     return _GAP.join(_QUOTES.get(letter, re.escape(letter)) for letter in letters)
 
 
-def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text)
-
-
-def _visible(token: str) -> str:
-    return {" ": "␣", "\n": "↵"}.get(token, token)
-
-
 @dataclass(frozen=True)
 class Row:
     rank: str
@@ -209,6 +199,10 @@ class PublishedTable:
     """The text that the query was taken from."""
     query: Row
     rows: tuple[Row, ...]
+
+    @property
+    def forms(self) -> list[Form]:
+        return [form for form in FORMS if form.table == self.number]
 
     @property
     def unmarked(self) -> list[str]:
@@ -456,10 +450,6 @@ WIKITEXT2_TABLES = (
 )
 
 
-CONTEXT = 100
-"""Tokens that the network reads, from a state of zeros; the last of them is the query. So many in the paper's code."""
-
-
 @dataclass(frozen=True)
 class Prompt:
     name: str
@@ -474,12 +464,8 @@ class Prompt:
     it, and its words are those printed."""
 
 
-def paper_prompts(texts: Mapping[str, Tokens], tables: Sequence[PublishedTable]) -> list[Prompt]:
-    """The paper's queries with what stands before them, cut from the texts "train" and "test" where these have them."""
-    return [_paper_prompt(texts[table.origin], table) for table in tables]
-
-
-def _paper_prompt(tokens: Tokens, table: PublishedTable) -> Prompt:
+def paper_prompt(tokens: Tokens, table: PublishedTable) -> Prompt:
+    """The query of a table with what stands before it, cut from the text that it was taken from if this has it."""
     name, quoted = f"table-{table.number}", table.query.passage
     found = find(tokens.text, quoted)
     if found is None:

@@ -10,7 +10,7 @@ import pytest
 
 import dualform
 from dualform_studies.images.datasets import load_dataset
-from dualform_studies.images.kernels import KernelsRecipe, Share, ask_kernels, attend, kernel_verdict
+from dualform_studies.images.kernels import KernelsRecipe, ask_kernels, attend, kernel_verdict
 from dualform_studies.images.training import Recipe, epochs, record
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
@@ -36,12 +36,10 @@ def images(dataset: Any, count: int, *, tested: bool) -> tuple[np.ndarray, np.nd
 
 def test_sums_are_those_of_the_engine(trained):
     queries = np.random.default_rng(0).normal(size=(7, 24)).astype(np.float32)
-    shares = [Share(slice(0, 7), 0.05), Share(slice(2, 4), 2.0), Share(slice(4, 7), 1e4)]
+    asked = [(queries, 0.05), (queries[2:4], 2.0), (queries[4:], 1e4), (queries, 2.0)]
     with dualform.open(trained[0]) as memory:
-        for share, found in zip(shares, attend(memory, "layer-1", queries, shares), strict=True):
-            exact = memory.output(
-                "layer-1", queries[share.queries], kernel="softmax", temperature=share.temperature, initial=False
-            )
+        for (own, temperature), found in zip(asked, attend(trained[0], "layer-1", asked), strict=True):
+            exact = memory.output("layer-1", own, kernel="softmax", temperature=temperature, initial=False)
             np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-5 * np.abs(exact.values).max())
 
 

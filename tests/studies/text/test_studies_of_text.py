@@ -17,7 +17,7 @@ from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.report import Report, report_folder
 from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary, load_corpus
-from dualform_studies.text.prompts import AESOP_TABLES, forms_of
+from dualform_studies.text.prompts import AESOP_TABLES
 from dualform_studies.text.study import AESOP, run_language_study
 from dualform_studies.text.training import build_network
 from tests.studies.text.made_up import RECIPE
@@ -118,7 +118,7 @@ def test_other_queries_of_the_test_text_are_held_against_their_form(stored: Run,
     network.load_state_dict(load_file(stored[0] / "weights" / "final.safetensors"))
     read = np.unique(positions)
     told = {entry["claim"]: entry for entry in stored[1]["prevalence"]}
-    (form, timing) = forms_of(5)
+    (form, timing) = AESOP_TABLES[2].forms
     assert told[timing.claim]["in_the_test_text"] == corpus.test.count("at one time") > 12
     places = form.cases(vocabulary.encode(corpus.test), corpus).places
     asked = [vocabulary.encode(prompt["text"][-100:]).ids for prompt in stored[1]["prompts"]]
