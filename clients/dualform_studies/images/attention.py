@@ -28,7 +28,7 @@ from dualform.methods import Answers
 from dualform.query.engine import Engine
 from dualform.questions import QuerySetExamples
 from dualform_studies.claims import Claim, judge, judged, verdict_of
-from dualform_studies.figures import new_figure, show_picture
+from dualform_studies.figures import Rows, new_figure, show_pictures
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.training import Checkpoint
 from dualform_studies.report import Report, in_fraction, percent
@@ -307,24 +307,18 @@ def layer_hubs(
 def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset]) -> Path:
     """The ten greatest hubs of each layer, of the test images compared; `hubs` as `ask_hubs` gives it."""
     sources = {dataset.name: dataset for dataset in datasets}
-    rows = [
-        (f"{layer}\n{ranking}", found[ranking])
-        for layer, found in hubs.items()
-        for ranking in ("by weight", "by cosine")
-    ]
+    rows: Rows = {}
+    for layer, found in hubs.items():
+        for ranking in ("by weight", "by cosine"):
+            pictures = rows[f"{layer}\n{ranking}"] = []
+            for image in found[ranking]:
+                source, name = sources[image["dataset"]], sources[image["dataset"]].label_names[image["label"]]
+                caption = f"{name}\n{percent(image['weight'])}\nlength {image['norm']:.1f}"
+                pictures.append((source.train_picture(image["sample"]), caption))
     compared = next(iter(hubs.values()))["compared"]
     title = f"The greatest hubs: class, share of {compared:,} test images, length of the key"
     with new_figure(path, 0.3 + 1.22 * len(rows), title) as figure:
-        grid = figure.subplots(len(rows), GREATEST, squeeze=False)
-        for panels, (words, images) in zip(grid, rows, strict=True):
-            panels[0].set_ylabel(words, fontsize=7.5)
-            for panel in panels[len(images) :]:
-                panel.set_axis_off()
-            for panel, image in zip(panels, images, strict=False):
-                source = sources[image["dataset"]]
-                name, part = source.label_names[image["label"]], percent(image["weight"])
-                caption = f"{name}\n{part}\nlength {image['norm']:.1f}"
-                show_picture(panel, source.picture(source.train.pixels[image["sample"]]), caption)
+        show_pictures(figure, rows, GREATEST, fontsize=7.5)
     return path
 
 

@@ -182,6 +182,10 @@ class Dataset:
         """float32[side, side] from 0 (black) to 1 (white), of one image uint8[d]."""
         return np.divide(pixels.reshape(self.side, self.side), self.brightest, dtype=np.float32)
 
+    def train_picture(self, row: int) -> NDArray[np.float32]:
+        """The picture of a training image."""
+        return self.picture(self.train.pixels[row])
+
     def previews(self, images: Images, rows: NDArray[np.int64] | None = None) -> PreviewSet:
         """Of these rows of a file, by their number there; None for all of them. An image of MNIST takes 254 bytes on
         average, and one of Fashion-MNIST 518.

@@ -5,7 +5,7 @@ Shapes: n test images, G classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -18,30 +18,19 @@ from dualform_studies.images.attention import OFTEN, TOP, Seen
 from dualform_studies.images.prediction import Query
 from dualform_studies.report import in_fraction, percent
 
-EVERY, SOME = "every layer", "some layer"
-ByLayer = Mapping[str, NDArray[np.bool_]]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class Prevalence:
     """One observation over the test images that it is about."""
 
-    observation: str
-    """What is seen of an image, as a sentence without its full stop."""
-    layer: str
-    """The layer at which, or EVERY or SOME."""
     among: str
     """Which test images, in the plural."""
-    concerned: NDArray[np.bool_]
+    concerned: Flags
     """bool[n]: those test images."""
-    seen: NDArray[np.bool_]
+    seen: Flags
     """bool[n]: where it is seen; of images that are not concerned it says nothing."""
-
-    @classmethod
-    def over(cls, observation: str, layers: str, among: str, concerned: NDArray[np.bool_], seen: ByLayer) -> Prevalence:
-        """What is seen at EVERY layer, or at SOME."""
-        together = np.logical_and if layers == EVERY else np.logical_or
-        return cls(observation, layers, among, concerned, reduce(together, seen.values()))
 
     @property
     def count(self) -> int:
@@ -57,27 +46,22 @@ class Prevalence:
         return self.count / self.total
 
     def __str__(self) -> str:
-        return f"{self.count:,} of {self.total:,} {self.among} ({100 * self.share:.1f} %)"
+        return f"{self.count:,} of {self.total:,} {self.among} ({percent(self.share)})"
 
 
-_CRITERION = "{observation} ({where}): holds of at least {holds} of these test images; in part, of at least {in_part}"
+def every(flags: Iterable[Flags]) -> Flags:
+    """bool[n]: what is seen at every layer."""
+    return reduce(np.logical_and, flags)
 
 
-def prevalence_claims(measured: Mapping[str, Prevalence]) -> list[Claim]:
+def some(flags: Iterable[Flags]) -> Flags:
+    """bool[n]: what is seen at some layer."""
+    return reduce(np.logical_or, flags)
+
+
+def prevalence_claims(measured: Mapping[str, Prevalence], **words: object) -> list[Claim]:
     """By name, the claims that an observation is a common one; none where no test image is concerned."""
-    return [
-        judge(
-            name,
-            one.share,
-            str(one),
-            _CRITERION,
-            observation=one.observation,
-            where=one.layer if one.layer in (EVERY, SOME) else f"at {one.layer}",
-            top=TOP,
-        )
-        for name, one in measured.items()
-        if one.total
-    ]
+    return [judge(name, one.share, str(one), top=TOP, **words) for name, one in measured.items() if one.total]
 
 
 def choose_showing(seen: Seen, *wanted: Prevalence) -> Query | None:
@@ -102,7 +86,6 @@ class Findings:
 SIX, ZERO, THREE = 6, 0, 3
 _CLOSE = 0.9
 """A weight is comparable to another from this share of it on."""
-_LEADS = "the query's own class has the greatest sum"
 
 
 def single_findings(seen: Seen, greatest: Mapping[str, NDArray[np.float64]]) -> Findings:
@@ -112,23 +95,20 @@ def single_findings(seen: Seen, greatest: Mapping[str, NDArray[np.float64]]) -> 
     asked, and 0.
     """
     labels, right = seen.labels, seen.right
-    leads = {one.layer: one.leading() == one.columns(seen.dataset.name, labels) for one in seen.layers}
-    near = {layer: best[:, ZERO] >= _CLOSE * best[:, SIX] for layer, best in greatest.items()}
-    other = {one.layer: seen.points.image_labels[one.best[:, 0]] != labels for one in seen.layers}
+    leads = every(one.leading() == one.columns(seen.dataset.name, labels) for one in seen.layers)
+    near = some(best[:, ZERO] >= _CLOSE * best[:, SIX] for best in greatest.values())
+    other = some(seen.points.image_labels[one.best[:, 0]] != labels for one in seen.layers)
     six, three = (
         (f"recognised {seen.dataset.label_names[digit]}s", right & (labels == digit)) for digit in (SIX, THREE)
     )
-    close = f"the best datapoint of class 0 weighs at least {in_fraction(_CLOSE)} of the best of class 6"
     measured = {
-        "single.six-leads": Prevalence.over(_LEADS, EVERY, *six, leads),
-        "single.six-zeros": Prevalence.over(close, SOME, *six, near),
-        "single.other-class": Prevalence.over(
-            "the best image is of another class", SOME, "recognised digits", right, other
-        ),
-        "single.three-leads": Prevalence.over(_LEADS, EVERY, *three, leads),
+        "single.six-leads": Prevalence(*six, leads),
+        "single.six-zeros": Prevalence(*six, near),
+        "single.other-class": Prevalence("recognised digits", right, other),
+        "single.three-leads": Prevalence(*three, leads),
     }
     return Findings(
-        prevalence_claims(measured),
+        prevalence_claims(measured, close=in_fraction(_CLOSE)),
         {
             f"digit-{SIX}": choose_showing(seen, measured["single.six-leads"], measured["single.six-zeros"]),
             f"digit-{THREE}": choose_showing(seen, measured["single.three-leads"]),
@@ -159,28 +139,21 @@ def joint_findings(seen: Seen) -> Findings:
         (f"recognised {words}", seen.right & (seen.labels == label))
         for words, label in (("boots", BOOT), ("dresses", DRESS), ("sandals", SANDAL))
     )
-    coat_leads = first.leading() == first.columns(name, np.array([COAT]))
-    gains = "the query's own class has a greater share of all attention at the last layer than at the first"
     boots = {
-        "joint.boots": Prevalence(
-            f"all {TOP} best images are boots", first.layer, *boot, of_boots[first.best].all(axis=1)
-        ),
-        "joint.coat": Prevalence("coat has the greatest sum", first.layer, *boot, coat_leads),
-        "joint.gains": Prevalence(gains, last.layer, *boot, after > before),
-        "joint.digits": Prevalence(f"MNIST is among the {TOP} best images", last.layer, *boot, near[last.layer]),
+        "joint.boots": Prevalence(*boot, of_boots[first.best].all(axis=1)),
+        "joint.coat": Prevalence(*boot, first.leading() == first.columns(name, np.array([COAT]))),
+        "joint.gains": Prevalence(*boot, after > before),
+        "joint.digits": Prevalence(*boot, near[last.layer]),
     }
-    far = {layer: ~among for layer, among in near.items()}
-    fives = {one.layer: five[one.best].any(axis=1) for one in seen.layers}
-    disagrees = "the class of the greatest sum is not the one recognised"
     others = {
-        "joint.dress": Prevalence.over(f"MNIST is not among the {TOP} best images", EVERY, *dress, far),
-        "joint.five": Prevalence.over(f"an MNIST 5 is among the {TOP} best images", SOME, *sandal, fives),
-        "joint.sandal": Prevalence(disagrees, last.layer, *sandal, leader != seen.given),
+        "joint.dress": Prevalence(*dress, ~some(near.values())),
+        "joint.five": Prevalence(*sandal, some(five[one.best].any(axis=1) for one in seen.layers)),
+        "joint.sandal": Prevalence(*sandal, leader != seen.given),
     }
-    measured = boots | others
+    measured, layers = boots | others, {"first": first.layer, "last": last.layer}
     crossed = crossing_claim("joint.crossing", crossing_prevalence(seen))
     return Findings(
-        [*prevalence_claims(boots), crossed, *prevalence_claims(others)],
+        [*prevalence_claims(boots, **layers), crossed, *prevalence_claims(others, **layers)],
         {example: choose_showing(seen, *(measured[name] for name in names)) for example, names in _JOINT.items()},
     )
 
@@ -191,7 +164,7 @@ RECOGNISED = (7, 3)
 """The paper's two other examples: an MNIST "7" and a Fashion-MNIST dress."""
 
 
-def continual_findings(first: Seen, second: Seen, spoilt: NDArray[np.bool_]) -> Findings:
+def continual_findings(first: Seen, second: Seen, spoilt: Flags) -> Findings:
     """The observations of MNIST after Fashion-MNIST (section 5.4).
 
     `spoilt` is bool[n], MNIST's test images that were recognised before the second dataset was learned, are mistaken,
@@ -202,17 +175,14 @@ def continual_findings(first: Seen, second: Seen, spoilt: NDArray[np.bool_]) -> 
     columns = [at for at, (name, _) in enumerate(last.groups) if name == second.dataset.name]
     recognised = last.sums[:, columns].argmax(axis=1) == first.given
     mistaken = wrong & (first.labels == one) & (first.given == three)
-    leads = "class 3 of Fashion-MNIST, dress, has the greatest sum"
-    leads_second = "of Fashion-MNIST's classes, the one with the label recognised has the greatest sum"
     measured = {
-        "continual.dress": Prevalence(leads, last.layer, f"{one}s taken for {three} at the end", mistaken, dress),
-        "continual.mistakes": Prevalence(
-            leads_second, last.layer, "MNIST test images mistaken at the end", wrong, recognised
-        ),
+        "continual.dress": Prevalence(f"{one}s taken for {three} at the end", mistaken, dress),
+        "continual.mistakes": Prevalence("MNIST test images mistaken at the end", wrong, recognised),
     }
     examples = (choose_showing(first, replace(one, concerned=one.concerned & spoilt)) for one in measured.values())
+    crossed = crossing_claim("continual.crossing", crossing_prevalence(second))
     return Findings(
-        [*prevalence_claims(measured), crossing_claim("continual.crossing", crossing_prevalence(second))],
+        [*prevalence_claims(measured, last=last.layer), crossed],
         {
             "interference": next((query for query in examples if query is not None), None),
             **{
@@ -225,33 +195,31 @@ def continual_findings(first: Seen, second: Seen, spoilt: NDArray[np.bool_]) -> 
 
 def choose_recognised_as(seen: Seen, label: int) -> Query | None:
     """The first recognised test image of a class, or of any if there is none; None if none is recognised."""
-    return choose_showing(seen, Prevalence("", "", "", seen.right, seen.labels == label))
+    return choose_showing(seen, Prevalence("", seen.right, seen.labels == label))
 
 
-def near_others(seen: Seen) -> dict[str, NDArray[np.bool_]]:
+def near_others(seen: Seen) -> dict[str, Flags]:
     """By layer, bool[n]: whether an image of another dataset is among the three best."""
     foreign = seen.points.image_datasets != seen.dataset.name
     return {one.layer: foreign[one.best].any(axis=1) for one in seen.layers}
 
 
-def crossing_prevalence(seen: Seen) -> list[Prevalence]:
+def crossing_prevalence(seen: Seen) -> dict[str, Prevalence]:
     """How many of all test images of a dataset have images of the other among their best, layer by layer."""
-    observation, among = f"an image of the other dataset is among the {TOP} best images", seen.dataset.name
-    everything = np.ones(len(seen.labels), dtype=np.bool_)
-    return [
-        Prevalence(observation, layer, f"test images of {among}", everything, near)
-        for layer, near in near_others(seen).items()
-    ]
+    among, everything = f"test images of {seen.dataset.name}", np.ones(len(seen.labels), dtype=np.bool_)
+    return {layer: Prevalence(among, everything, near) for layer, near in near_others(seen).items()}
 
 
-def crossing_claim(name: str, near: Sequence[Prevalence]) -> Claim:
+def crossing_claim(name: str, near: Mapping[str, Prevalence]) -> Claim:
     """Whether attention of Fashion-MNIST to MNIST grows from layer to layer; `near` in the order of the layers."""
-    often = near[-1].share >= OFTEN
-    everywhere, at_all = all(_rises(*pair) for pair in pairwise(near)), _rises(near[0], near[-1])
+    first, *_, last = near.values()
+    often = last.share >= OFTEN
+    everywhere, at_all = all(_rises(*pair) for pair in pairwise(near.values())), _rises(first, last)
+    shares = ", ".join(f"{percent(one.share)} at {layer}" for layer, one in near.items())
     return judged(
         name,
         verdict_of(often and everywhere, often and at_all),
-        ", ".join(f"{100 * one.share:.1f} % at {one.layer}" for one in near) + f" of {near[0].total:,} {near[0].among}",
+        f"{shares} of {first.total:,} {first.among}",
         top=TOP,
         often=in_fraction(OFTEN),
         chance=CHANCE,

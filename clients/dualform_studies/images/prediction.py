@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dualform.methods import Answers
 from dualform.questions import QuerySetExamples
-from dualform_studies.figures import INK, new_figure, show_picture
+from dualform_studies.figures import INK, Rows, new_figure, show_picture, show_pictures
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.report import Page, Report, report_folder
 
@@ -50,10 +50,6 @@ class Query:
     def label(self) -> int:
         return int(self.dataset.test.labels[self.row])
 
-    @property
-    def picture(self) -> NDArray[np.float32]:
-        return self.dataset.picture(self.dataset.test.pixels[self.row])
-
     def __str__(self) -> str:
         true, given = (self.dataset.label_names[label] for label in (self.label, self.given))
         return f"{self.dataset.name} test image {self.row}, class {true}, recognised as {given}"
@@ -70,7 +66,7 @@ def _query_figure(path: Path, query: Query, title: str, height: float, *, classe
 
 def _draw_header(header: SubFigure, query: Query, title: str, classes: bool) -> None:
     grid = header.add_gridspec(1, 2, width_ratios=(1, 9))
-    show_picture(header.add_subplot(grid[0]), query.picture)
+    show_picture(header.add_subplot(grid[0]), query.dataset.picture(query.dataset.test.pixels[query.row]))
     words = header.add_subplot(grid[1])
     words.set_axis_off()
     words.text(0, 0.97, title, va="top", fontsize=10, weight="bold", transform=words.transAxes)
@@ -277,22 +273,20 @@ def draw_top_images(
     path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset], paper: str
 ) -> Path:
     """The training images attended to most, layer by layer, in columns by rank."""
-    sources = {dataset.name: dataset for dataset in datasets}
-    most = max(len(layer.top) for layer in layers)
     greatest = max(hit["score"] for layer in layers for hit in layer.top)
     decimals = max(0, _DIGITS - 1 - floor(log10(greatest))) if greatest > 0 else 0
+    sources = {dataset.name: dataset for dataset in datasets}
+    rows: Rows = {}
+    for layer in layers:
+        pictures = rows[layer.layer] = []
+        for rank, hit in enumerate(layer.top, start=1):
+            source = sources[hit["dataset"]]
+            caption = f"{rank}. {source.name}: {source.label_names[hit['label']]}\n"
+            caption += f"weight {hit['score']:,.{decimals}f}, step {hit['step']:,}"
+            pictures.append((source.train_picture(hit["sample"]), caption))
     title = f"Training images attended to most, from the left ({paper} of the paper)"
     with _query_figure(path, query, title, 1.78 * len(layers), classes=False) as figure:
-        grid = figure.subplots(len(layers), most, squeeze=False)
-        for panels, layer in zip(grid, layers, strict=True):
-            panels[0].set_ylabel(layer.layer)
-            for panel in panels[len(layer.top) :]:
-                panel.set_axis_off()
-            for rank, (panel, hit) in enumerate(zip(panels, layer.top, strict=False), start=1):
-                source = sources[hit["dataset"]]
-                caption = f"{rank}. {source.name}: {source.label_names[hit['label']]}\n"
-                caption += f"weight {hit['score']:,.{decimals}f}, step {hit['step']:,}"
-                show_picture(panel, source.picture(source.train.pixels[hit["sample"]]), caption)
+        show_pictures(figure, rows, max(map(len, rows.values())))
     return path
 
 

@@ -13,18 +13,18 @@ from dualform_studies.claims import FAILS, HOLDS, IN_PART
 from dualform_studies.images.attention import Datapoints, LayerAttention, Seen, classes_of
 from dualform_studies.images.datasets import Dataset, Images, every_row, load_dataset
 from dualform_studies.images.observations import (
-    EVERY,
-    SOME,
     Findings,
     Prevalence,
     choose_recognised_as,
     choose_showing,
     continual_findings,
     crossing_claim,
+    every,
     forgetting_claims,
     joint_findings,
     prevalence_claims,
     single_findings,
+    some,
 )
 from dualform_studies.images.single import (
     CELLS,
@@ -169,7 +169,7 @@ def test_a_recognised_example_is_of_its_class_where_there_is_one(made: MadeUp):
 def seen_by(*rows: np.ndarray) -> str:
     """The verdict where these of 1,000 images show it, layer by layer."""
     everything = np.ones(1000, dtype=bool)
-    near = [Prevalence("near", layer, "images", everything, seen) for layer, seen in zip(LAYERS, rows, strict=True)]
+    near = {layer: Prevalence("images", everything, seen) for layer, seen in zip(LAYERS, rows, strict=True)}
     claim = crossing_claim("joint.crossing", near)
     assert "at least 1/20 at the last layer" in claim.criterion
     return claim.verdict
@@ -192,14 +192,14 @@ def test_attention_across_grows_from_layer_to_layer_beyond_chance():
 
 def test_prevalence_is_of_the_images_concerned_and_joined_over_layers_as_asked():
     yes, first_two = np.ones(3, dtype=bool), np.array([True, True, False])
-    one = Prevalence("it leads", "layer-1", "sixes", first_two, np.array([True, False, True]))
+    one = Prevalence("sixes", first_two, np.array([True, False, True]))
     assert (one.count, one.total, str(one)) == (1, 2, "1 of 2 sixes (50.0 %)")
-    seen = {"layer-0": np.array([True, False, False]), "layer-1": first_two}
-    assert [Prevalence.over("it leads", how, "sixes", yes, seen).count for how in (EVERY, SOME)] == [1, 2]
-    assert prevalence_claims({"single.six-leads": Prevalence("it leads", EVERY, "sixes", ~yes, yes)}) == []
+    seen = [np.array([True, False, False]), first_two]
+    assert [Prevalence("sixes", yes, how(seen)).count for how in (every, some)] == [1, 2]
+    assert prevalence_claims({"single.six-leads": Prevalence("sixes", ~yes, yes)}) == []
     nine = np.ones(9, dtype=bool)
     for count, verdict in ((6, HOLDS), (5, IN_PART), (3, IN_PART), (2, FAILS)):
-        few = Prevalence("it leads", EVERY, "sixes", nine, np.arange(9) < count)
+        few = Prevalence("sixes", nine, np.arange(9) < count)
         (claim,) = prevalence_claims({"single.six-leads": few})
         assert (claim.verdict, claim.ours) == (verdict, f"{count} of 9 sixes ({100 * count / 9:.1f} %)")
     (claim,) = prevalence_claims({"single.other-class": few})
@@ -214,7 +214,7 @@ def test_the_query_shown_is_the_first_that_shows_most():
         flags = [np.array([mark == "1" for mark in marks]) for marks in (concerned, *seen)]
         points = Datapoints(*(np.arange(0) for _ in range(4)))
         all_seen = Seen(Checkpoint(dataset, 1, last=True), [], points, given)
-        query = choose_showing(all_seen, *(Prevalence("", EVERY, "", flags[0], one) for one in flags[1:]))
+        query = choose_showing(all_seen, *(Prevalence("", flags[0], one) for one in flags[1:]))
         return query and query.row
 
     assert [shown("0111", "1011"), shown("0110", "0000"), shown("0000")] == [2, 1, 0]
