@@ -6,7 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform import Recorder
@@ -38,6 +40,13 @@ def descend(network: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, 
 def open_recorded(path: Path, backend: str | None = None, ram: str | None = RAM) -> Engine:
     """As `open_memory`, with so much RAM for all it does; None bounds the keys and values that are held alone."""
     return open_memory(path, backend, ram=ram, held_bytes=HELD_BYTES)
+
+
+def stored_queries(memory: Answers, query_set: str, layer: str) -> NDArray[np.float32]:
+    """float32[n, d_in]: the queries of a stored query set at a layer."""
+    queries = memory.query_set(query_set, layer).queries
+    assert queries is not None, "the layer was named"
+    return queries
 
 
 def layer_info(memory: Answers, layer: str) -> LayerInfo:

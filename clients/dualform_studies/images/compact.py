@@ -20,10 +20,11 @@ all keys, b keys of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from dualform_studies.images.training import (
     layer_names,
     with_weights,
 )
+from dualform_studies.recorded_memory import stored_queries
 from dualform_studies.report import Report, percent
 
 BEST = 10
@@ -65,9 +67,8 @@ class Pairs:
 
 def pairs_of(memory: Engine, slots: NDArray[np.int64]) -> Pairs:
     """The pairs of some slots, in their order."""
-    layers = [layer.name for layer in memory.info().layers]
     keys, values = {}, {}
-    for layer in layers:
+    for layer in (info.name for info in memory.info().layers):
         keys[layer] = memory.keys(layer, slots)
         errors = memory.values(layer, slots) * memory.coefficients(layer, slots)[:, None]
         values[layer] = errors.astype(np.float32)
@@ -87,14 +88,15 @@ def record_pairs(pairs: Pairs, order: NDArray[np.int64], folder: Path) -> None:
             rows = order[start : start + _PAIRS_A_STEP]
             with recorder.step(dataset="pairs", label=torch.from_numpy(pairs.labels[rows]), sample=rows):
                 optimizer.zero_grad()
-                torch.autograd.backward([_loss(model[layer], pairs, layer, rows) for layer in pairs.keys])
+                torch.autograd.backward(
+                    [
+                        -(
+                            model[layer](torch.from_numpy(keys[rows])) * torch.from_numpy(pairs.values[layer][rows])
+                        ).sum()
+                        for layer, keys in pairs.keys.items()
+                    ]
+                )
                 optimizer.step()
-
-
-def _loss(linear: nn.Module, pairs: Pairs, layer: str, rows: NDArray[np.int64]) -> torch.Tensor:
-    keys, values = torch.from_numpy(pairs.keys[layer][rows]), torch.from_numpy(pairs.values[layer][rows])
-    loss: torch.Tensor = -(linear(keys) * values).sum()
-    return loss
 
 
 def compare_orders(pairs: Pairs, order: NDArray[np.int64], queries: Mapping[str, NDArray[np.float32]]) -> Report:
@@ -114,24 +116,23 @@ def compare_orders(pairs: Pairs, order: NDArray[np.int64], queries: Mapping[str,
 def _compare(
     ordered: Engine, shuffled: Engine, order: NDArray[np.int64], layer: str, queries: NDArray[np.float32]
 ) -> Report:
-    outputs = [np.asarray(memory.output(layer, queries), dtype=np.float64) for memory in (ordered, shuffled)]
-    sums = [memory.group_sum(layer, queries, by="label").sums for memory in (ordered, shuffled)]
+    def apart(ask: Callable[[Engine], Any]) -> float:
+        """The greatest distance of two rows of the answers, relative to the length of the first."""
+        one, other = (np.asarray(ask(memory), dtype=np.float64) for memory in (ordered, shuffled))
+        return float((np.linalg.norm(one - other, axis=1) / np.linalg.norm(one, axis=1)).max())
+
     one, other = (memory.topk(layer, queries, k=BEST) for memory in (ordered, shuffled))
     same = [
-        scores.tobytes() == theirs.tobytes() and _above_last(slots, scores) == _above_last(order[found], theirs)
+        # Where slots tie with the last, either order has those that stand first.
+        np.array_equal(scores, theirs)
+        and set(slots[scores > scores[-1]].tolist()) == set(order[found][theirs > theirs[-1]].tolist())
         for slots, scores, found, theirs in zip(one.slots, one.scores, other.slots, other.scores, strict=True)
     ]
-    return {"outputs": _apart(*outputs), "sums": _apart(*sums), "same_best": float(np.mean(same))}
-
-
-def _above_last(slots: NDArray[np.int64], scores: NDArray[np.float32]) -> set[int]:
-    """The slots that score more than the last of them."""
-    return set(slots[scores > scores[-1]].tolist())
-
-
-def _apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """The greatest distance of two rows, relative to the length of the first."""
-    return float((np.linalg.norm(one - other, axis=1) / np.linalg.norm(one, axis=1)).max())
+    return {
+        "outputs": apart(lambda memory: memory.output(layer, queries)),
+        "sums": apart(lambda memory: memory.group_sum(layer, queries, by="label").sums),
+        "same_best": float(np.mean(same)),
+    }
 
 
 def update_of(
@@ -208,8 +209,7 @@ def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.flo
     `initial` is the layer's weight before training with its bias as the last column, float64[d_out, d_in + 1]. The
     query is the outside part of the test query that has most of it, made as long as that test query is.
     """
-    queries = memory.query_set(query_set, layer).queries
-    assert queries is not None, "the layer was named"
+    queries = stored_queries(memory, query_set, layer)
     basis = orthogonal_directions(key_blocks(memory, layer), queries.shape[1])
     parts = queries.astype(np.float64) @ basis
     lengths = np.square(queries.astype(np.float64)).sum(axis=1)
@@ -219,8 +219,7 @@ def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.flo
         row = int(shares.argmax())
         # Where no test query leaves the span, any direction outside will do.
         part = basis @ parts[row] if shares[row] > 0 else basis[:, 0]
-        outside = part * np.sqrt(lengths[row]) / np.linalg.norm(part)
-        outside = outside.astype(np.float32)
+        outside = (part * np.sqrt(lengths[row]) / np.linalg.norm(part)).astype(np.float32)
         answer = np.asarray(memory.output(layer, outside[None]), dtype=np.float64)[0]
         bias = np.asarray(memory.weights()[f"{layer}.bias"], dtype=np.float64)
         untrained = initial[:, :-1] @ outside.astype(np.float64)
@@ -265,11 +264,8 @@ def _shuffle(memory: Engine, query_set: str, seed: int) -> Report:
     """Pairs drawn from the whole training, as they stand and shuffled."""
     draw, slots = np.random.default_rng(seed), sum(memory.info().slots.values())
     chosen = np.sort(draw.choice(slots, size=min(_PAIRS, slots), replace=False))
-    queries = {}
-    for layer in memory.info().layers:
-        of_query_set = memory.query_set(query_set, layer.name).queries
-        assert of_query_set is not None, "the layer was named"
-        queries[layer.name] = of_query_set[:_QUERIES]
+    names = [layer.name for layer in memory.info().layers]
+    queries = {layer: stored_queries(memory, query_set, layer)[:_QUERIES] for layer in names}
     layers = compare_orders(pairs_of(memory, chosen), draw.permutation(len(chosen)), queries)
     return {"pairs": len(chosen), "layers": layers}
 

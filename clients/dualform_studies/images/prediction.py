@@ -58,28 +58,21 @@ class Query:
 @contextmanager
 def _query_figure(path: Path, query: Query, title: str, height: float, *, classes: bool) -> Iterator[SubFigure]:
     """A figure under a header with the query's picture; `classes` explains the marks of its classes."""
+    recognised = query.given == query.label
+    signs = [Patch(label=f"{TRUE_MARK} its class{', recognised' if recognised else ''}", **TRUE_AREA)]
+    signs += [] if recognised else [Patch(label=f"{GIVEN_MARK} the class recognised", **GIVEN_AREA)]
     with new_figure(path, _HEADER + height) as figure:
-        grid = figure.add_gridspec(2, 1, height_ratios=(_HEADER, height))
-        _draw_header(figure.add_subfigure(grid[0]), query, title, classes)
-        yield figure.add_subfigure(grid[1])
-
-
-def _draw_header(header: SubFigure, query: Query, title: str, classes: bool) -> None:
-    grid = header.add_gridspec(1, 2, width_ratios=(1, 9))
-    show_picture(header.add_subplot(grid[0]), query.dataset.picture(query.dataset.test.pixels[query.row]))
-    words = header.add_subplot(grid[1])
-    words.set_axis_off()
-    words.text(0, 0.97, title, va="top", fontsize=10, weight="bold", transform=words.transAxes)
-    words.text(0, 0.56, f"query: {query}", va="top", transform=words.transAxes)
-    if classes:
-        words.legend(handles=_signs(query), loc="lower left", bbox_to_anchor=(-0.007, -0.16), ncols=2, borderaxespad=0)
-
-
-def _signs(query: Query) -> Sequence[Patch]:
-    if query.given == query.label:
-        return [Patch(label=f"{TRUE_MARK} its class, recognised", **TRUE_AREA)]
-    given = Patch(label=f"{GIVEN_MARK} the class recognised", **GIVEN_AREA)
-    return [Patch(label=f"{TRUE_MARK} its class", **TRUE_AREA), given]
+        halves = figure.add_gridspec(2, 1, height_ratios=(_HEADER, height))
+        header = figure.add_subfigure(halves[0])
+        grid = header.add_gridspec(1, 2, width_ratios=(1, 9))
+        show_picture(header.add_subplot(grid[0]), query.dataset.picture(query.dataset.test.pixels[query.row]))
+        words = header.add_subplot(grid[1])
+        words.set_axis_off()
+        words.text(0, 0.97, title, va="top", fontsize=10, weight="bold", transform=words.transAxes)
+        words.text(0, 0.56, f"query: {query}", va="top", transform=words.transAxes)
+        if classes:
+            words.legend(handles=signs, loc="lower left", bbox_to_anchor=(-0.007, -0.16), ncols=2, borderaxespad=0)
+        yield figure.add_subfigure(halves[1])
 
 
 _BY = ("dataset", "label")

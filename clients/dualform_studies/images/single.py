@@ -28,7 +28,7 @@ from dualform.questions import QuerySetExamples
 from dualform_studies.claims import Beside, Claim, judge, judged, verdict
 from dualform_studies.images.attention import Datapoints, best_slots, sampled_rows
 from dualform_studies.images.training import Checkpoint
-from dualform_studies.recorded_memory import layer_info, open_recorded
+from dualform_studies.recorded_memory import layer_info, open_recorded, stored_queries
 from dualform_studies.report import Report, in_fraction, percent
 
 Cells: TypeAlias = dict[str, dict[str, float | None]]
@@ -303,8 +303,7 @@ def error_norm_sums(
     Values are as the layer's weight has them after `at_step` updates, None for all of them: a slot of a later step has
     brought nothing yet.
     """
-    queries, info = memory.query_set(query_set, layer).queries, layer_info(memory, layer)
-    assert queries is not None, "the layer was named"
+    queries, info = stored_queries(memory, query_set, layer), layer_info(memory, layer)
     slots = np.arange(info.slots)
     norms = np.abs(memory.coefficients(layer, slots, at_step))
     for block in _blocks(info.slots):
