@@ -54,8 +54,7 @@ class Datapoints:
         """int64[T]: the image of each slot; images are numbered from 0, by dataset and row."""
         _, sources = np.unique(self.datasets, return_inverse=True)
         numbers = sources * (self.samples.max() + 1) + self.samples
-        images: NDArray[np.int64] = np.unique(numbers, return_inverse=True)[1]
-        return images
+        return np.asarray(np.unique(numbers, return_inverse=True)[1])
 
     @cached_property
     def visits(self) -> NDArray[np.int64]:
@@ -65,8 +64,7 @@ class Datapoints:
     @cached_property
     def first_slots(self) -> NDArray[np.int64]:
         """int64[I]: the slot of each image's first visit."""
-        slots: NDArray[np.int64] = np.unique(self.images, return_index=True)[1]
-        return slots
+        return np.asarray(np.unique(self.images, return_index=True)[1])
 
     @cached_property
     def image_datasets(self) -> NDArray[np.object_]:
@@ -80,8 +78,7 @@ class Datapoints:
 
     def mean_by_image(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """float64[I]: the mean over each image's slots of float64[T]."""
-        means: NDArray[np.float64] = np.bincount(self.images, values) / self.visits
-        return means
+        return np.asarray(np.bincount(self.images, values) / self.visits)
 
 
 def ask_datapoints(memory: Answers) -> Datapoints:
@@ -125,20 +122,17 @@ class LayerAttention:
 
     def columns(self, dataset: str, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[n]: the groups of labels of one dataset."""
-        numbers = {label: at for at, (name, label) in enumerate(self.groups) if name == dataset}
-        return np.array([numbers[label] for label in labels.tolist()], dtype=np.int64)
+        return np.asarray(self.groups.index((dataset, 0)) + labels)
 
     def leading(self) -> NDArray[np.int64]:
         """int64[n]: the group with the greatest sum."""
-        leading: NDArray[np.int64] = self.sums.argmax(axis=1)
-        return leading
+        return np.asarray(self.sums.argmax(axis=1))
 
     @property
     def shares(self) -> NDArray[np.float64]:
         """float64[n, G]: of all attention of each image, from 0 to 1; 0 of an image that attends to nothing."""
         total = self.sums.sum(axis=1, keepdims=True)
-        shares: NDArray[np.float64] = np.divide(self.sums, total, out=np.zeros_like(self.sums), where=total > 0)
-        return shares
+        return np.asarray(np.divide(self.sums, total, out=np.zeros_like(self.sums), where=total > 0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,8 +146,7 @@ def update_of(
 def with_bias(layer: str, weights: Mapping[str, Tensor]) -> NDArray[np.float64]:
     """float64[d_out, d_in + 1]: a layer's weight with its bias as the last column."""
     weight, bias = weights[f"{layer}.weight"].double(), weights[f"{layer}.bias"].double()
-    both: NDArray[np.float64] = torch.cat([weight, bias[:, None]], dim=1).numpy()
-    return both
+    return np.asarray(torch.cat([weight, bias[:, None]], dim=1))
 
 
 SHARE = 0.999

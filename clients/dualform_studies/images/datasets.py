@@ -48,7 +48,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     Raises Damaged, naming the file, if it cannot be decompressed, is no IDX file of so many dimensions, or is shorter
     or longer than its header says.
     """
-    content = read_file(path)
+    content, header = read_file(path), 4 + 4 * dimensions
     if len(content) < 4:
         raise damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
     zeros, kind, depth = struct.unpack(">HBB", content[:4])
@@ -56,7 +56,6 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         raise damaged(path, f"is not an IDX file of unsigned bytes: it starts with {content[:4].hex(' ')}")
     if depth != dimensions:
         raise damaged(path, f"has {depth} dimensions instead of {dimensions}")
-    header = 4 + 4 * depth
     if len(content) < header:
         raise damaged(path, "is cut short inside its header")
     shape = struct.unpack(f">{depth}I", content[4:header])

@@ -88,15 +88,15 @@ _CLOSE = 0.9
 """A weight is comparable to another from this share of it on."""
 
 
-def single_findings(seen: Seen, greatest: Mapping[str, NDArray[np.float64]]) -> Findings:
+def single_findings(seen: Seen, greatest: Sequence[NDArray[np.float64]]) -> Findings:
     """Whether a recognised digit's class leads, and whether zeros are among a six's best (section 5.2).
 
-    `greatest` is, by layer, float64[n, G], the greatest weight in each class, of sixes; of other images it is not
-    asked, and 0.
+    `greatest` is, for each layer, float64[s, G]: the greatest weight in each class, of the s sixes.
     """
     labels, right = seen.labels, seen.right
+    near = np.zeros(len(labels), dtype=np.bool_)
+    near[labels == SIX] = some(best[:, ZERO] >= _CLOSE * best[:, SIX] for best in greatest)
     leads = every(one.leading() == one.columns(seen.dataset.name, labels) for one in seen.layers)
-    near = some(best[:, ZERO] >= _CLOSE * best[:, SIX] for best in greatest.values())
     other = some(seen.points.image_labels[one.best[:, 0]] != labels for one in seen.layers)
     six, three = (
         (f"recognised {seen.dataset.label_names[digit]}s", right & (labels == digit)) for digit in (SIX, THREE)

@@ -197,8 +197,7 @@ def kolmogorov(steps: NDArray[np.int64], updates: int) -> NDArray[np.float64]:
     cells = steps + updates * np.arange(queries)[:, None]
     by_update = np.bincount(cells.ravel(), minlength=queries * updates).reshape(queries, updates)
     even = np.arange(1, updates + 1) / updates
-    distance: NDArray[np.float64] = np.abs(by_update.cumsum(axis=1) / best - even).max(axis=1)
-    return distance
+    return np.asarray(np.abs(by_update.cumsum(axis=1) / best - even).max(axis=1))
 
 
 def date_claims(dates: Mapping[str, NDArray[np.int64]], updates: int) -> list[Claim]:
@@ -329,8 +328,7 @@ def _of_one_sign(
         if keys.min() < 0:
             return None
         sums += weights[block].T @ keys
-    products: NDArray[np.float64] = queries @ sums.T
-    return products
+    return np.asarray(queries @ sums.T)
 
 
 def _scanned(

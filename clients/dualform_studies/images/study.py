@@ -70,11 +70,6 @@ from dualform_studies.images.training import (
 from dualform_studies.recorded_memory import open_recorded, verify_report
 from dualform_studies.report import Cell, Page, Report, bytes_on_disk, check_free, percent, report_folder
 
-_INTRODUCTION = (
-    "{which} recipe of the paper's code: {steps:,} updates of {recipe}. Of each dataset the network is trained on "
-    "{trained_on}."
-)
-
 
 @dataclass(frozen=True)
 class ImageStudy:
@@ -95,8 +90,11 @@ class ImageStudy:
     moments: tuple[int, ...] = ()
     """Numbers of updates, ascending, after which the network is looked at beside the last."""
     kernels: KernelsRecipe = field(default_factory=KernelsRecipe)
-    introduction: str = _INTRODUCTION
-    """What the page says first."""
+    introduction: str = (
+        "{which} recipe of the paper's code: {steps:,} updates of {recipe}. Of each dataset the network is trained on "
+        "{trained_on}."
+    )
+    """What the page says first, with the report's values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +207,7 @@ def _measure_single(run: Run) -> Report:
 
     def find(seen: dict[str, Seen]) -> Findings:
         sixes = np.flatnonzero(dataset.test.labels == SIX)
-        greatest = {layer: np.zeros((len(dataset.test), len(dataset.label_names))) for layer in run.layers}
-        for layer, weights in greatest.items():
-            weights[sixes] = ask_greatest(memory, layer, last, sixes, run.datasets)
+        greatest = [ask_greatest(memory, layer, last, sixes, run.datasets) for layer in run.layers]
         return single_findings(seen[dataset.name], greatest)
 
     # Each time the memory is opened, the keys that were held, gigabytes of them, have been let go.

@@ -167,16 +167,34 @@ class Inquiry:
     ) -> tuple[list[Report], list[Report]]:
         """What the answers to `questions` say: one entry for each prompt, and one for each sample."""
         positions = np.array([position for (position,) in sums.groups], dtype=np.int64)
-        prompts = [
-            self._finding(number, task, positions, sums)
-            | {
-                "digests": {
-                    "top_k": _digest(hits.slots[number], hits.scores[number]),
-                    "sums": _digest(positions, signed.counts, signed.sums[number]),
-                }
+        prompts = []
+        for prompt, tokens, digest, own in zip(
+            self.prompts, self.tokens, _digests(positions, hits, signed), sums.sums, strict=True
+        ):
+            read = cut(tokens, len(tokens) - 1)
+            found: Report = {
+                "name": prompt.name,
+                "text": prompt.text,
+                # Its last token marked; what follows that is space, or was not read.
+                "query": vars(Passage(read.before, read.token, read.after + prompt.after)),
+                "passages": [
+                    {
+                        "position": int(positions[place]),
+                        "sum": float(own[place]),
+                        "times_read": int(sums.counts[place]),
+                        "title": task.corpus.title(int(task.train.starts[positions[place]])),
+                        "passage": vars(cut(task.train, int(positions[place]))),
+                    }
+                    for place in best(own, PASSAGES)
+                ],
+                "table": None,
+                "published": [],
+                "forms": [],
+                "digests": digest,
             }
-            for number in range(len(self.prompts))
-        ]
+            if prompt.name in self.standards:
+                found |= self.standards[prompt.name].report(positions, own)
+            prompts.append(found)
         rows = iter(() if of_others is None else of_others.sums)
         prevalence = [
             {
@@ -190,34 +208,15 @@ class Inquiry:
         ]
         return prompts, prevalence
 
-    def _finding(self, number: int, task: Task, positions: NDArray[np.int64], answer: GroupSums) -> Report:
-        prompt, tokens, sums = self.prompts[number], self.tokens[number], answer.sums[number]
-        read, standard = cut(tokens, len(tokens) - 1), self.standards.get(prompt.name)
-        found: Report = {
-            "name": prompt.name,
-            "text": prompt.text,
-            # Its last token marked; what follows that is space, or was not read.
-            "query": vars(Passage(read.before, read.token, read.after + prompt.after)),
-            "passages": [
-                {
-                    "position": int(positions[place]),
-                    "sum": float(sums[place]),
-                    "times_read": int(answer.counts[place]),
-                    "title": task.corpus.title(int(task.train.starts[positions[place]])),
-                    "passage": vars(cut(task.train, int(positions[place]))),
-                }
-                for place in best(sums, PASSAGES)
-            ],
-            "table": None,
-            "published": [],
-            "forms": [],
+
+def _digests(positions: NDArray[np.int64], hits: Hits, signed: GroupSums) -> Iterator[dict[str, str]]:
+    """Of each prompt one for its best datapoints and one for its signed sums: equal where all their bits are."""
+    for slots, scores, sums in zip(hits.slots, hits.scores, signed.sums, strict=True):
+        parts = {"top_k": (slots, scores), "sums": (positions, signed.counts, sums)}
+        yield {
+            name: hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in arrays)).hexdigest()
+            for name, arrays in parts.items()
         }
-        return found if standard is None else found | standard.report(positions, sums)
-
-
-def _digest(*arrays: NDArray[Any]) -> str:
-    """Equal where all bits are."""
-    return hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in arrays)).hexdigest()
 
 
 def best(sums: NDArray[np.float64], k: int) -> NDArray[np.int64]:

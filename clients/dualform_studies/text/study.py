@@ -30,12 +30,11 @@ from dualform_studies.report import (
 from dualform_studies.text.corpora import Corpus, Vocabulary, load_corpus
 from dualform_studies.text.observations import Inquiry, claims_of, ranks_in_words
 from dualform_studies.text.prompts import (
-    AESOP_TABLES,
-    WIKITEXT2_TABLES,
     Passage,
     PublishedTable,
     own_prompts,
     paper_prompt,
+    published_tables,
 )
 from dualform_studies.text.training import LanguageModel, Recipe, Task, chunks_of_a_pass
 
@@ -332,7 +331,7 @@ AESOP = LanguageStudy(
         "laptop": Recipe(embedding=64, projection=256, hidden=256, lr=3e-3, clip=1.0, batch=64, steps=24 * 18),
         "paper": Recipe(embedding=64, projection=1024, hidden=1024, lr=1e-3, clip=1.0, batch=64, steps=5000),
     },
-    tables=AESOP_TABLES,
+    tables=published_tables("aesop"),
     paper={
         "tokens of the training text": ("about 185,000 in the book", "119,933 (inferred)"),
         "tokens that a pass reads": ("", "115,200 (inferred)"),
@@ -358,7 +357,7 @@ WIKITEXT2 = LanguageStudy(
             embedding=200, projection=0, hidden=200, lr=3e-3, clip=0.3, batch=128, steps=10_000, dropout=0.5
         ),
     },
-    tables=WIKITEXT2_TABLES,
+    tables=published_tables("wikitext2"),
     paper={
         "tokens of the training text": ("about 2 M", "2,088,628 (inferred)"),
         "tokens that a pass reads": ("", "2,086,400 (inferred)"),

@@ -14,9 +14,6 @@ from dualform_studies.report import MarkedPassage, Report
 from dualform_studies.text.corpora import Corpus, Unit, Vocabulary, load_corpus
 from dualform_studies.text.observations import Inquiry, Standard, claims_of, rank
 from dualform_studies.text.prompts import (
-    AESOP_TABLES,
-    FORMS,
-    WIKITEXT2_TABLES,
     Passage,
     Prompt,
     PublishedTable,
@@ -24,9 +21,11 @@ from dualform_studies.text.prompts import (
     cut,
     find,
     paper_prompt,
+    published_tables,
 )
 from dualform_studies.text.training import Recipe, Task
 
+AESOP_TABLES, WIKITEXT2_TABLES = published_tables("aesop"), published_tables("wikitext2")
 _ROWS = ["Top-1", "Top-2", "Top-3", "Negative"]
 _PASSAGE = {"before": "The Wolf stood ", "token": "d", "after": ""}
 
@@ -221,7 +220,7 @@ def test_the_papers_own_query_is_none_of_the_others(origin: str, left: list[int]
     task = Task(corpus, vocabulary, tokens, tokens, recipe, seed=0)
     prompts = [Prompt("table-3", _TEXT[:20], published=table, place=_FAST[1]), Prompt("prompt-1", "It")]
     inquiry = Inquiry.of(prompts, task)
-    assert [sample.form for sample in inquiry.samples] == table.forms
+    assert [sample.form for sample in inquiry.samples] == list(table.forms)
     assert [sample.in_the_test_text for sample in inquiry.samples] == [len(left)] * 2
     assert [tokens.ends[-1] for tokens in inquiry.others] == [at + 1 for at in left] * 2
 
@@ -255,8 +254,8 @@ def test_forms_find_the_tokens_that_their_rules_word(table: int, number: int, te
     tokens = Vocabulary(plain, "word" if table > 5 else "character").encode(plain)
     bars = [at for at, letter in enumerate(text) if letter == "|"]
     expected = [tokens.first_from(bar - count) for count, bar in enumerate(bars)]
-    form = [form for form in FORMS if form.table == table][number]
-    assert form.cases(tokens, corpus(plain)).places.tolist() == expected
+    (forms,) = [one.forms for one in (*AESOP_TABLES, *WIKITEXT2_TABLES) if one.number == table]
+    assert forms[number].cases(tokens, corpus(plain)).places.tolist() == expected
 
 
 def test_a_form_of_articles_sets_apart_what_stands_in_others() -> None:
@@ -282,7 +281,7 @@ def test_a_standard_counts_the_best_and_tells_topics_apart() -> None:
     tokens = Vocabulary(text, "word").encode(text)
     words = {"Top-1": "w1", "Top-3": "w3", "Negative": "nothing"}
     rows = tuple(Row(rank, Passage("Her ", word, " sailed")) for rank, word in words.items())
-    table = PublishedTable(2, "", "test", Row("Query", Passage("", "x", "")), rows)
+    table = PublishedTable(2, "", "test", Row("Query", Passage("", "x", "")), rows, WIKITEXT2_TABLES[0].forms)
     standard = Standard.of(table, tokens, corpus(text, r"^ = ([^=\n]+) = $"))
     places = [next(at for at in range(len(tokens)) if tokens.word(at) == f"w{n}") for n in range(30)]
     assert standard.places == [places[1], places[3], None]
