@@ -288,8 +288,8 @@ class Task:
         answers: list[Any] = []
         with open_recorded(out, ram=None) as memory:
             for question in questions:
-                or_silent(self.progress)("asking the memory", len(answers), len(questions))
                 answers.append(memory.ask(question))
+                or_silent(self.progress)("asking the memory", len(answers), len(questions))
         return answers
 
 
