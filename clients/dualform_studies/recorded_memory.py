@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,22 @@ def stored_queries(memory: Answers, query_set: str, layer: str) -> NDArray[np.fl
 def layer_info(memory: Answers, layer: str) -> LayerInfo:
     """What a memory says of a layer that it has."""
     return next(one for one in memory.info().layers if one.name == layer)
+
+
+def distinct_slots(memory: Engine, layer: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """int64[D]: a slot of each distinct stored key, and int64[T]: which of these keys each slot has."""
+    slots = np.arange(layer_info(memory, layer).slots)
+    _, first, keys = np.unique(memory.key_rows(layer, slots), return_index=True, return_inverse=True)
+    return first, keys
+
+
+def key_blocks(
+    memory: Engine, layer: str, slots: NDArray[np.int64], size: int = 4096
+) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """float32[b, d_in]: the keys of some slots, at most `size` at once, each block with its place among the slots."""
+    for start in range(0, len(slots), size):
+        block = slice(start, start + size)
+        yield block, memory.keys(layer, slots[block])
 
 
 def verify_report(memory: Answers) -> Report:

@@ -31,9 +31,8 @@ from dualform_studies.claims import Claim, judge, judged, verdict_of
 from dualform_studies.figures import Rows, new_figure, show_pictures
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.training import Checkpoint
+from dualform_studies.recorded_memory import distinct_slots, key_blocks
 from dualform_studies.report import Report, in_fraction, percent
-
-_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +90,11 @@ def ask_datapoints(memory: Answers) -> Datapoints:
 
 def ask_key_norms(memory: Engine, layer: str) -> NDArray[np.float64]:
     """float64[T]: the length of each slot's key, in float64."""
-    count = sum(memory.info().slots.values())
     # Where inputs repeat, each distinct key is stored, and measured, once.
-    _, first, rows = np.unique(memory.key_rows(layer, np.arange(count)), return_index=True, return_inverse=True)
-    norms = np.empty(len(first))
-    for start in range(0, len(first), _ROWS):
-        keys = memory.keys(layer, first[start : start + _ROWS]).astype(np.float64)
-        norms[start : start + _ROWS] = np.sqrt(np.einsum("td,td->t", keys, keys))
-    return norms[rows]
+    first, rows = distinct_slots(memory, layer)
+    wide = (keys.astype(np.float64) for _, keys in key_blocks(memory, layer, first))
+    norms = [np.sqrt(np.einsum("td,td->t", keys, keys)) for keys in wide]
+    return np.concatenate(norms)[rows]
 
 
 TOP = 3

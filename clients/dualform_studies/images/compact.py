@@ -41,7 +41,7 @@ from dualform_studies.images.training import (
     layer_names,
     with_weights,
 )
-from dualform_studies.recorded_memory import stored_queries
+from dualform_studies.recorded_memory import distinct_slots, key_blocks, stored_queries
 from dualform_studies.report import Report, percent
 
 BEST = 10
@@ -194,14 +194,6 @@ def orthogonal_directions(blocks: Iterable[NDArray[np.float32]], width: int) -> 
     return basis
 
 
-def key_blocks(memory: Engine, layer: str) -> Iterator[NDArray[np.float32]]:
-    """float32[b, d_in]: every distinct stored key of a layer once."""
-    rows = memory.key_rows(layer, np.arange(sum(memory.info().slots.values())))
-    _, first = np.unique(rows, return_index=True)
-    for start in range(0, len(first), _KEYS_AT_ONCE):
-        yield memory.keys(layer, np.sort(first)[start : start + _KEYS_AT_ONCE])
-
-
 def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.float64]) -> Report:
     """The rank of the keys, and what a query wholly outside their span is answered beside W_0 q and the bias.
 
@@ -209,7 +201,9 @@ def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.flo
     query is the outside part of the test query that has most of it, made as long as that test query is.
     """
     queries = stored_queries(memory, query_set, layer)
-    basis = orthogonal_directions(key_blocks(memory, layer), queries.shape[1])
+    first, _ = distinct_slots(memory, layer)
+    blocks = key_blocks(memory, layer, np.sort(first), _KEYS_AT_ONCE)
+    basis = orthogonal_directions((keys for _, keys in blocks), queries.shape[1])
     parts = queries.astype(np.float64) @ basis
     lengths = np.square(queries.astype(np.float64)).sum(axis=1)
     shares = np.square(parts).sum(axis=1) / lengths

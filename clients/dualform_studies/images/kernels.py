@@ -25,7 +25,7 @@ from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.claims import CHANCE, FAILS, HOLDS, IN_PART, Claim, Verdict, is_gain, judged, mcnemar
 from dualform_studies.images.datasets import Dataset
-from dualform_studies.recorded_memory import layer_info, open_recorded
+from dualform_studies.recorded_memory import key_blocks, layer_info, open_recorded
 from dualform_studies.report import Report, percent
 
 _BLOCK = 2048
@@ -49,10 +49,8 @@ def attend(path: Path, layer: str, asked: Sequence[tuple[NDArray[np.float32], fl
             (id(queries), temperature): _Running(len(queries), temperature, info.d_out)
             for queries, temperature in asked
         }
-        for start in range(0, len(slots), _BLOCK):
-            block = slots[start : start + _BLOCK]
-            scores = together @ memory.keys(layer, block).T
-            values = memory.values(layer, block) * coefficients[block, None]
+        for block, keys in key_blocks(memory, layer, slots, _BLOCK):
+            scores, values = together @ keys.T, memory.values(layer, slots[block]) * coefficients[block, None]
             for (own, _), sums in running.items():
                 sums.add(scores[ends[own] - len(each[own]) : ends[own]], values)
     return [running[id(queries), temperature].mean() for queries, temperature in asked]

@@ -28,7 +28,7 @@ from dualform.questions import QuerySetExamples
 from dualform_studies.claims import Beside, Claim, judge, judged, verdict
 from dualform_studies.images.attention import Datapoints, best_slots, sampled_rows
 from dualform_studies.images.training import Checkpoint
-from dualform_studies.recorded_memory import layer_info, open_recorded, stored_queries
+from dualform_studies.recorded_memory import distinct_slots, key_blocks, layer_info, open_recorded, stored_queries
 from dualform_studies.report import Report, in_fraction, percent
 
 Cells: TypeAlias = dict[str, dict[str, float | None]]
@@ -305,11 +305,12 @@ def error_norm_sums(
     queries, info = stored_queries(memory, query_set, layer), layer_info(memory, layer)
     slots = np.arange(info.slots)
     norms = np.abs(memory.coefficients(layer, slots, at_step))
-    for block in _blocks(info.slots):
+    for start in range(0, info.slots, _ROWS):
+        block = slice(start, start + _ROWS)
         norms[block] *= np.linalg.norm(memory.values(layer, slots[block]).astype(np.float64), axis=1)
     classes, numbers = np.unique(np.asarray(memory.slots(slots, info.space)["label"]), return_inverse=True)
-    # Slots that share a key are scored once: `first` has that key, and the norms of all of them weigh in it.
-    _, first, rows = np.unique(memory.key_rows(layer, slots), return_index=True, return_inverse=True)
+    # Slots that share a key are scored once: the norms of all of them weigh in it.
+    first, rows = distinct_slots(memory, layer)
     cells = np.bincount(rows * len(classes) + numbers, norms, len(first) * len(classes))
     weights = cells.astype(np.float64).reshape(len(first), len(classes))
     sums = _of_one_sign(memory, layer, first, weights, queries)
@@ -323,8 +324,7 @@ def _of_one_sign(
     if queries.min() < 0:
         return None
     sums = np.zeros((weights.shape[1], queries.shape[1]))
-    for block in _blocks(len(slots)):
-        keys = memory.keys(layer, slots[block])
+    for block, keys in key_blocks(memory, layer, slots):
         if keys.min() < 0:
             return None
         sums += weights[block].T @ keys
@@ -336,11 +336,7 @@ def _scanned(
 ) -> NDArray[np.float64]:
     """Every score, in float32, and what they add up to in float64."""
     sums = np.zeros((len(queries), weights.shape[1]))
-    for block in _blocks(len(slots)):
-        scores = queries @ memory.keys(layer, slots[block]).T
+    for block, keys in key_blocks(memory, layer, slots):
+        scores = queries @ keys.T
         sums += np.abs(scores, out=scores) @ weights[block]
     return sums
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(start, start + _ROWS) for start in range(0, count, _ROWS))
