@@ -176,26 +176,20 @@ def best_images(
 
     There must be TOP images among the datapoints.
     """
-    return points.images[best_slots(memory, layer, checkpoint, rows, TOP, score, "sample")]
+    # So many slots surely hold TOP images: one scan, where the engine's own distinct hits may take two.
+    enough = (TOP - 1) * int(points.visits.max()) + 1
+    best = points.images[best_slots(memory, layer, checkpoint, rows, enough, score)]
+    return np.array([list(dict.fromkeys(row))[:TOP] for row in best.tolist()], dtype=np.int64)
 
 
 def best_slots(
-    memory: Answers,
-    layer: str,
-    checkpoint: Checkpoint,
-    rows: NDArray[np.int64],
-    k: int,
-    score: str,
-    distinct: str | None = None,
+    memory: Answers, layer: str, checkpoint: Checkpoint, rows: NDArray[np.int64], k: int, score: str
 ) -> NDArray[np.int64]:
-    """int64[n, k]: the k slots of greatest score of some test images, best first; fewer if there are no more.
-
-    With `distinct`, only the best slot for each value of that column.
-    """
+    """int64[n, k]: the k slots of greatest score of some test images, best first; fewer if there are no more."""
     parts = []
     for start in range(0, len(rows), _AT_ONCE):
         queries = QuerySetExamples(checkpoint.query_set, tuple(rows[start : start + _AT_ONCE].tolist()))
-        hits = memory.topk(layer, queries, k=k, where=checkpoint.where, score=score, distinct=distinct)
+        hits = memory.topk(layer, queries, k=k, where=checkpoint.where, score=score)
         parts.append(hits.ids.reshape(len(hits), -1))
     return np.concatenate(parts)
 
