@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.harness import OURS, Cell, Plan, Section, Target, apart, cores, resident, turns
 from dualform import Recorder
 from dualform_studies.images.datasets import Dataset, load_dataset
-from dualform_studies.images.training import Recipe, build_network, train_part
+from dualform_studies.images.training import Recipe, build_network, epochs, train as train_images
 
 GROUPS = 10
 """Labels of examples, of which masks leave half."""
@@ -159,7 +159,7 @@ def _study(pair: tuple[Dataset, Dataset], memory: Path | None, values: bool, ste
     recorder = None if memory is None else Recorder(network, optimizer, memory, values=values, quiet=True)
     with recorder or nullcontext():
         for part, dataset in enumerate(pair):
-            train_part(network, optimizer, dataset, recipe, seed=0, part=part, recorder=recorder)
+            train_images(network, optimizer, epochs(dataset, recipe, 0, part), recipe.clip, recorder=recorder)
 
 
 def measure_all(found: Mapping[str, Training], folder: Path, threads: int, *, backwards: bool) -> Measured:

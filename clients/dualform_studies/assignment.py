@@ -1,13 +1,17 @@
-"""The options of a study's run, how it reports progress, and where its data is."""
+"""The options of a study's run, how it reports progress, and the files of its data."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import shlex
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeAlias
+
+from dualform.errors import Damaged, NotFound
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Told a label, how much is done, and how much there is in all."""
@@ -93,3 +97,28 @@ def data_folder(data: Path | None) -> Path:
     if os.environ.get(DATA_VARIABLE):
         return Path(os.environ[DATA_VARIABLE])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualform"
+
+
+def find_file(folder: Path, *names: str) -> Path | None:
+    """The first of the files that is there, gzipped or as it is."""
+    candidates = (folder / f"{name}{end}" for name in names for end in (".gz", ""))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def missing_file(file: str, folder: Path, fetch: str) -> NotFound:
+    """The error of a file that is not in a data folder; `fetch` says where it comes from."""
+    hint = f"{fetch}; name another data folder with --data DIR or the environment variable {DATA_VARIABLE}."
+    return NotFound(f"{file} is not in {folder}.", hint=hint, field="data")
+
+
+def read_file(path: Path) -> bytes:
+    """What a file holds, decompressed if its name ends in .gz. Raises Damaged if it cannot be decompressed."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise damaged(path, f"cannot be read ({error})") from None
+
+
+def damaged(path: Path, what: str, hint: str = "Remove the file and fetch it again.") -> Damaged:
+    return Damaged(f"{path} {what}.", hint=hint)

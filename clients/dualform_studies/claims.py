@@ -106,16 +106,16 @@ def texts() -> Mapping[str, Mapping[str, Any]]:
     return {f"{study}.{name}": own for study, claims in read.items() for name, own in claims.items()}
 
 
-def judge(name: str, measure: float, ours: str, criterion: str = "", **words: Any) -> Claim:
+def judge(name: str, measure: float, ours: str, **words: Any) -> Claim:
     """The claim of that name, judged by a measure and the two values of claims.toml. `ours`: what was measured;
-    `criterion`: in place of its own; `words`: for names in braces.
+    `words`: for names in braces.
     """
     said = texts()[name]
     compare = verdict_at_most if said.get("at_most") else verdict
-    return judged(name, compare(measure, *_values(said)), ours, criterion, **words)
+    return judged(name, compare(measure, *_values(said)), ours, **words)
 
 
-def judged(name: str, found: Verdict, ours: str, criterion: str = "", **words: Any) -> Claim:
+def judged(name: str, found: Verdict, ours: str, **words: Any) -> Claim:
     """As `judge`, with a verdict that no single measure gives."""
     said = texts()[name]
     if "holds" in said:
@@ -123,10 +123,8 @@ def judged(name: str, found: Verdict, ours: str, criterion: str = "", **words: A
         words |= dict(zip(("holds", "in_part"), map(told, _values(said)), strict=True))
     limit = "up to" if said.get("at_most") else "from"
     measured = f"{said.get('measure')}: holds {limit} {{holds}}, in part {limit} {{in_part}}{said.get('more', '')}"
-    criterion = criterion or said.get("criterion", measured)
-    section, claim, paper, criterion = (
-        text.format(**words) for text in (said["section"], said["claim"], said["paper"], criterion)
-    )
+    parts = (said["section"], said["claim"], said["paper"], said.get("criterion", measured))
+    section, claim, paper, criterion = (text.format(**words) for text in parts)
     return Claim(section, claim, paper, ours, found, criterion)
 
 

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
-from matplotlib.figure import Figure
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, FigureBase
+from numpy.typing import NDArray
 from PIL import Image
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442", "#000000")
@@ -62,6 +65,28 @@ def new_figure(path: Path, height: float, title: str = "", shades: bool = False)
         figure.set_layout_engine("none")  # everything stays where the PNG has it, and is not laid out twice
         # Without a date and with the same names of parts, the same figure is the same file.
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def show_picture(panel: Axes, picture: NDArray[np.float32], caption: str = "") -> None:
+    """One image from 0 (black) to 1 (white), without ticks."""
+    panel.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    panel.set(xticks=[], yticks=[])
+    panel.set_title(caption, fontsize=7, pad=3)
+
+
+Rows: TypeAlias = dict[str, list[tuple[NDArray[np.float32], str]]]
+"""Pictures with their captions, by the name of their row."""
+
+
+def show_pictures(figure: FigureBase, rows: Rows, columns: int, **label: Any) -> None:
+    """A grid of images with captions; each row is named at its left, by text with the properties `label`."""
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for panels, (name, pictures) in zip(grid, rows.items(), strict=True):
+        panels[0].set_ylabel(name, **label)
+        for panel in panels[len(pictures) :]:
+            panel.set_axis_off()
+        for panel, (picture, caption) in zip(panels, pictures, strict=False):
+            show_picture(panel, picture, caption)
 
 
 def packed_png(figure: Figure, dpi: int = _DPI, shades: bool = False) -> bytes:

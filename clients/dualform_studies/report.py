@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -85,28 +86,18 @@ Cell: TypeAlias = str | int | float | MarkedPassage | None
 
 
 @dataclass(frozen=True)
-class Heading:
-    kind = "heading"
+class Item:
+    """A heading, a paragraph, or a figure with its caption."""
+
+    kind: str
     text: str
+    name: str = ""
+    """Of a figure's two files in the report's folder: NAME.png and NAME.svg."""
 
     @property
     def anchor(self) -> str:
-        """What a link to the heading says after its #."""
+        """What a link to a heading says after its #."""
         return re.sub(r"\W+", "-", self.text.lower()).strip("-")
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    kind = "paragraph"
-    text: str
-
-
-@dataclass(frozen=True)
-class Figure:
-    kind = "figure"
-    name: str
-    """Of its two files in the report's folder: NAME.png and NAME.svg."""
-    caption: str
 
 
 @dataclass(frozen=True)
@@ -119,8 +110,13 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Of each column, whether it is one of numbers, which stand to the right."""
-        return [are_numbers(row[at] for row in self.rows) for at in range(len(self.columns))]
+        """Of each column, whether it is one of numbers, which stand to the right: each cell is one, or is empty."""
+        columns = ([row[at] for row in self.rows] for at in range(len(self.columns)))
+        filled = ([cell for cell in column if cell not in (None, "", "-")] for column in columns)
+        return [
+            bool(cells) and all(isinstance(cell, int | float) or _NUMBER.fullmatch(str(cell)) for cell in cells)
+            for cells in filled
+        ]
 
     def plain(self) -> Report:
         """The table in values that JSON has; a marked passage is a text with its token in brackets."""
@@ -128,11 +124,7 @@ class Table:
         return {"name": self.name, "caption": self.caption, "columns": list(self.columns), "rows": rows}
 
 
-Item: TypeAlias = Heading | Paragraph | Figure | Table
-
-
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?( %)?")
-_NOTHING = ("", "-")
 
 
 def percent(share: float, form: str = ".1f") -> str:
@@ -154,31 +146,35 @@ def in_words(cell: Cell) -> str:
     return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.6g}"
 
 
-def are_numbers(cells: Iterable[object]) -> bool:
-    """Whether a column is one of numbers, which stand to the right: each cell is one, also in words, or is empty."""
-    told = [cell for cell in cells if cell is not None and cell not in _NOTHING]
-    return bool(told) and all(isinstance(cell, int | float) or _is_number(cell) for cell in told)
-
-
-def _is_number(cell: object) -> bool:
-    return isinstance(cell, str) and _NUMBER.fullmatch(cell) is not None
-
-
 def describe_machine() -> dict[str, str]:
     return {
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "memory": f"{memory_bytes() / 1e9:.0f} GB",
-        "GPU": _gpu(),
+        "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none at hand",
         "system": f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}",
     }
 
 
-def threads() -> dict[str, str]:
-    """How many torch computes on: with another number, the last bits of a training differ."""
-    import torch
+def _processor() -> str:
+    """The model, and those of its instructions that matrix products live on."""
+    text = ""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+    model, flags = (re.search(rf"{name}\s*:\s*(.+)", text) for name in ("model name", "flags"))
+    known = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "BF16", "amx_tile": "AMX"}
+    present = [word for flag, word in known.items() if flags and flag in flags.group(1).split()]
+    name = model.group(1) if model else platform.processor() or platform.machine()
+    return f"{name} ({', '.join(present) or 'no wide vectors'})"
 
-    return {"threads": str(torch.get_num_threads())}
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def peak_bytes() -> int:
@@ -187,38 +183,6 @@ def peak_bytes() -> int:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         return 1024 * int(found.group(1)) if found else 0
     return 0
-
-
-def versions_of(packages: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _processor() -> str:
-    """The model, and those of its instructions that matrix products live on."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    model = re.search(r"model name\s*:\s*(.+)", text)
-    flags = re.search(r"flags\s*:\s*(.+)", text)
-    known = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "BF16", "amx_tile": "AMX"}
-    present = [word for flag, word in known.items() if flags and flag in flags.group(1).split()]
-    return f"{model.group(1) if model else platform.machine()} ({', '.join(present) or 'no wide vectors'})"
-
-
-def _gpu() -> str:
-    try:
-        import torch
-    except ImportError:
-        return "none at hand"
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none at hand"
 
 
 _CODE = re.compile(r"(`[^`]+`)")
@@ -243,7 +207,7 @@ def _markdown(text: str) -> str:
     )
 
 
-def page_html(title: str, report: Report, items: Sequence[Item]) -> str:
+def page_html(title: str, report: Report, items: Sequence[Item | Table]) -> str:
     """The whole document. It names the report's "command" and "machine"."""
     templates = Environment(
         loader=PackageLoader("dualform_studies"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -278,34 +242,25 @@ class Page:
 
     def __init__(self, run: Path, title: str) -> None:
         self.run, self.title = run, title
-        self.items: list[Item] = []
+        self.items: list[Item | Table] = []
 
     def heading(self, text: str) -> None:
-        self.items.append(Heading(text))
+        self.items.append(Item("heading", text))
 
     def paragraph(self, text: str) -> None:
         """`text` may hold `code` in backticks, and nothing else that is marked up."""
-        self.items.append(Paragraph(text))
+        self.items.append(Item("paragraph", text))
 
     def figure(self, path: Path, caption: str) -> None:
         """Show a figure that `new_figure` saved into the report's folder."""
-        for suffix in (".png", ".svg"):
-            assert (report_folder(self.run) / path.name).with_suffix(suffix).is_file(), f"{path.stem}{suffix} is drawn"
-        self.items.append(Figure(path.stem, caption))
+        self.items.append(Item("figure", caption, path.stem))
 
     def table(self, name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         self.show(Table(name, caption, columns, rows))
 
-    def show(self, *items: Item) -> None:
+    def show(self, *items: Item | Table) -> None:
         """Add items that were made elsewhere."""
-        for item in items:
-            if isinstance(item, Table):
-                assert item.name not in [table.name for table in self.tables()], f"one table {item.name}"
-                assert all(len(row) == len(item.columns) for row in item.rows), f"rows as wide as {item.name}'s header"
-            self.items.append(item)
-
-    def tables(self) -> list[Table]:
-        return [item for item in self.items if isinstance(item, Table)]
+        self.items += items
 
     def write(self, report: Report) -> Path:
         """Write everything into the report's folder and return the path of index.html.
@@ -315,16 +270,18 @@ class Page:
         that its figures belong to.
         """
         # A page that is made again tells of the machine that its figures came from.
-        report.setdefault("machine", describe_machine() | threads() | versions_of(_PACKAGES))
-        drawn = [isinstance(item, Figure) for item in self.items]
-        first = drawn.index(True) + 1 if any(drawn) else 0
+        # With another number of threads, the last bits of a training differ.
+        threads = {"threads": str(torch.get_num_threads())}
+        report.setdefault("machine", describe_machine() | threads | versions_of(_PACKAGES))
+        kinds = [item.kind for item in self.items]
+        first = kinds.index("figure") + 1 if "figure" in kinds else 0
         if report.get("beside_paper"):
             self.items.insert(first, beside_table(report["beside_paper"]))
         if report.get("claims"):
             self.items.insert(first, claims_table(report["claims"]))
         if report.get("verify"):
-            self.show(Heading("The reconstruction error"), reconstruction_table(report))
-        report["tables"] = [table.plain() for table in self.tables()]
+            self.show(Item("heading", "The reconstruction error"), reconstruction_table(report))
+        report["tables"] = [item.plain() for item in self.items if isinstance(item, Table)]
         folder = write_report(self.run, report).parent
         index = folder / "index.html"
         index.write_text(page_html(self.title, report, self.items), encoding="utf-8")

@@ -14,9 +14,9 @@ from dualform_studies.images.study import (
     CONTINUAL,
     JOINT,
     SINGLE,
+    SINGLE_VARIANTS,
     ImageStudy,
     run_images,
-    run_variants,
 )
 from dualform_studies.limits import run_limits
 from dualform_studies.memorisation.study import run_memorisation
@@ -41,7 +41,7 @@ def _of_text(study: LanguageStudy) -> Study:
 
 STUDIES = {
     "single": _of_images(SINGLE, "runs"),
-    "single-variants": Study(run_variants, frozenset({"runs"})),
+    "single-variants": _of_images(SINGLE_VARIANTS, "runs"),
     "joint": _of_images(JOINT),
     "continual": _of_images(CONTINUAL),
     "compact": _of_images(COMPACT),

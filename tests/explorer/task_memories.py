@@ -5,7 +5,6 @@ All are small enough to be recorded in a few minutes on one core.
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import nn
 import dualform
 from dualform_studies.images.datasets import load_dataset
 from dualform_studies.images.training import Recipe, train_in_succession
-from dualform_studies.text.corpora import cut_book
+from dualform_studies.text.corpora import load_corpus
 
 FORGETTING_STEPS = 3000
 """On each dataset, as in the study, which trains twice more for its report."""
@@ -74,10 +73,8 @@ def record_gpt(data: Path, path: Path) -> None:
 
     from dualform.integrations.transformers import RecordingTrainer, next_token
 
-    file = next((data / "aesop").glob("*.gz"))
-    text = gzip.decompress(file.read_bytes()).decode("utf-8-sig").replace("\r\n", "\n")
-    cut = cut_book(text, file)
-    book = text[cut.begin : cut.end]
+    corpus = load_corpus("aesop", data)
+    book = corpus.train + corpus.test
     tokenizer: Any = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -61,10 +61,9 @@ def test_a_claim_holds_from_its_own_value_on(name: str):
     named = {
         key: "x" for text in said.values() if isinstance(text, str) for _, key, _, _ in Formatter().parse(text) if key
     }
-    words = named | {"level": 0.05, "chance": 0.01, "observation": "it leads", "where": "every layer"}
-    criterion = "" if {"criterion", "measure"} & said.keys() else "from {holds}, in part from {in_part}"
+    words = named | {"level": 0.05, "chance": 0.01}
     values = (holds, nextafter(holds, worse), in_part, nextafter(in_part, worse))
-    found = [judge(name, value, "ours", criterion, **words) for value in values]
+    found = [judge(name, value, "ours", **words) for value in values]
     assert [claim.verdict for claim in found] == [HOLDS, IN_PART, IN_PART, FAILS]
     for text in (found[0].section, found[0].claim, found[0].paper, found[0].criterion):
         assert text

@@ -20,10 +20,11 @@ all keys, b keys of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,9 +39,9 @@ from dualform_studies.images.training import (
     Recipe,
     accuracy,
     layer_names,
-    query_set_name,
     with_weights,
 )
+from dualform_studies.recorded_memory import distinct_slots, key_blocks, stored_queries
 from dualform_studies.report import Report, percent
 
 BEST = 10
@@ -66,9 +67,8 @@ class Pairs:
 
 def pairs_of(memory: Engine, slots: NDArray[np.int64]) -> Pairs:
     """The pairs of some slots, in their order."""
-    layers = [layer.name for layer in memory.info().layers]
     keys, values = {}, {}
-    for layer in layers:
+    for layer in (info.name for info in memory.info().layers):
         keys[layer] = memory.keys(layer, slots)
         errors = memory.values(layer, slots) * memory.coefficients(layer, slots)[:, None]
         values[layer] = errors.astype(np.float32)
@@ -88,14 +88,15 @@ def record_pairs(pairs: Pairs, order: NDArray[np.int64], folder: Path) -> None:
             rows = order[start : start + _PAIRS_A_STEP]
             with recorder.step(dataset="pairs", label=torch.from_numpy(pairs.labels[rows]), sample=rows):
                 optimizer.zero_grad()
-                torch.autograd.backward([_loss(model[layer], pairs, layer, rows) for layer in pairs.keys])
+                torch.autograd.backward(
+                    [
+                        -(
+                            model[layer](torch.from_numpy(keys[rows])) * torch.from_numpy(pairs.values[layer][rows])
+                        ).sum()
+                        for layer, keys in pairs.keys.items()
+                    ]
+                )
                 optimizer.step()
-
-
-def _loss(linear: nn.Module, pairs: Pairs, layer: str, rows: NDArray[np.int64]) -> torch.Tensor:
-    keys, values = torch.from_numpy(pairs.keys[layer][rows]), torch.from_numpy(pairs.values[layer][rows])
-    loss: torch.Tensor = -(linear(keys) * values).sum()
-    return loss
 
 
 def compare_orders(pairs: Pairs, order: NDArray[np.int64], queries: Mapping[str, NDArray[np.float32]]) -> Report:
@@ -115,90 +116,60 @@ def compare_orders(pairs: Pairs, order: NDArray[np.int64], queries: Mapping[str,
 def _compare(
     ordered: Engine, shuffled: Engine, order: NDArray[np.int64], layer: str, queries: NDArray[np.float32]
 ) -> Report:
-    outputs = [np.asarray(memory.output(layer, queries), dtype=np.float64) for memory in (ordered, shuffled)]
-    sums = [memory.group_sum(layer, queries, by="label").sums for memory in (ordered, shuffled)]
+    def apart(ask: Callable[[Engine], Any]) -> float:
+        """The greatest distance of two rows of the answers, relative to the length of the first."""
+        one, other = (np.asarray(ask(memory), dtype=np.float64) for memory in (ordered, shuffled))
+        return float((np.linalg.norm(one - other, axis=1) / np.linalg.norm(one, axis=1)).max())
+
     one, other = (memory.topk(layer, queries, k=BEST) for memory in (ordered, shuffled))
     same = [
-        scores.tobytes() == theirs.tobytes() and _above_last(slots, scores) == _above_last(order[found], theirs)
+        # Where slots tie with the last, either order has those that stand first.
+        np.array_equal(scores, theirs)
+        and set(slots[scores > scores[-1]].tolist()) == set(order[found][theirs > theirs[-1]].tolist())
         for slots, scores, found, theirs in zip(one.slots, one.scores, other.slots, other.scores, strict=True)
     ]
-    return {"outputs": _apart(*outputs), "sums": _apart(*sums), "same_best": float(np.mean(same))}
+    return {
+        "outputs": apart(lambda memory: memory.output(layer, queries)),
+        "sums": apart(lambda memory: memory.group_sum(layer, queries, by="label").sums),
+        "same_best": float(np.mean(same)),
+    }
 
 
-def _above_last(slots: NDArray[np.int64], scores: NDArray[np.float32]) -> set[int]:
-    """The slots that score more than the last of them."""
-    return set(slots[scores > scores[-1]].tolist())
-
-
-def _apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """The greatest distance of two rows, relative to the length of the first."""
-    return float((np.linalg.norm(one - other, axis=1) / np.linalg.norm(one, axis=1)).max())
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    layer: str
-    initial: NDArray[np.float64]
-    """float64[d_out, d_in + 1]: the weight that training began with, its bias in the last column."""
-    left: NDArray[np.float64]
-    """float64[d_out, R]: the u_r."""
-    strengths: NDArray[np.float64]
-    """float64[R]: the s_r, descending."""
-    right: NDArray[np.float64]
-    """float64[R, d_in + 1]: the v_r."""
-
-    @property
-    def directions(self) -> int:
-        """R."""
-        return len(self.strengths)
-
-    def energy(self) -> NDArray[np.float64]:
-        """float64[R + 1]: the share of the update's squared Frobenius norm that the first r directions hold."""
-        squares = np.concatenate([[0.0], np.cumsum(self.strengths**2)])
-        shares: NDArray[np.float64] = squares / squares[-1]
-        return shares
-
-    def directions_holding(self, share: float) -> int:
-        """The least number of directions that hold so much of the update's squared Frobenius norm."""
-        return int(np.argmax(self.energy() >= share))
-
-    def truncated(self, rank: int) -> NDArray[np.float64]:
-        """float64[d_out, d_in + 1]: [W | b]_0 and the first `rank` directions."""
-        kept: NDArray[np.float64] = (self.left[:, :rank] * self.strengths[:rank]) @ self.right[:rank]
-        return self.initial + kept
-
-    def parameters(self, rank: int) -> dict[str, Tensor]:
-        """The layer's weight and bias with the first `rank` directions, in float32, under the model's own names."""
-        both = torch.from_numpy(self.truncated(rank)).float()
-        return {f"{self.layer}.weight": both[:, :-1].contiguous(), f"{self.layer}.bias": both[:, -1].contiguous()}
-
-
-def update_of(layer: str, initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Update:
-    """The update between two state dicts, decomposed in float64."""
-    start = with_bias(layer, initial)
-    left, strengths, right = np.linalg.svd(with_bias(layer, final) - start, full_matrices=False)
-    return Update(layer, start, left, strengths, right)
+def update_of(
+    layer: str, initial: Mapping[str, Tensor], final: Mapping[str, Tensor]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The u_r as columns of float64[d_out, R], the s_r and the v_r as rows of float64[R, d_in + 1], of an update."""
+    left, strengths, right = np.linalg.svd(with_bias(layer, final) - with_bias(layer, initial), full_matrices=False)
+    return left, strengths, right
 
 
 def with_bias(layer: str, weights: Mapping[str, Tensor]) -> NDArray[np.float64]:
     """float64[d_out, d_in + 1]: a layer's weight with its bias as the last column."""
     weight, bias = weights[f"{layer}.weight"].double(), weights[f"{layer}.bias"].double()
-    both: NDArray[np.float64] = torch.cat([weight, bias[:, None]], dim=1).numpy()
-    return both
+    return np.asarray(torch.cat([weight, bias[:, None]], dim=1))
 
 
 SHARE = 0.999
 """Of the squared Frobenius norm of an update."""
 
 
-def accuracy_with(
-    updates: Mapping[str, Update], kept: Mapping[str, int], widths: Sequence[int], dataset: Dataset
-) -> float:
-    """Test accuracy of the network whose layers keep so many directions each, at most all that they have."""
-    weights: dict[str, Tensor] = {}
-    for layer, update in updates.items():
-        weights |= update.parameters(min(kept[layer], update.directions))
-    return accuracy(with_weights(widths, weights), dataset)
+def directions_holding(share: float, strengths: NDArray[np.float64]) -> int:
+    """The least number of directions that hold so much of the update's squared Frobenius norm."""
+    squares = np.concatenate([[0.0], np.cumsum(strengths**2)])
+    return int(np.argmax(squares / squares[-1] >= share))
+
+
+def truncated(
+    layer: str,
+    initial: Mapping[str, Tensor],
+    update: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+    rank: int,
+) -> dict[str, Tensor]:
+    """The layer's weight and bias with the first `rank` directions of its update, in float32, by the model's names."""
+    left, strengths, right = update
+    kept = with_bias(layer, initial) + (left[:, :rank] * strengths[:rank]) @ right[:rank]
+    both = torch.from_numpy(kept).float()
+    return {f"{layer}.weight": both[:, :-1].contiguous(), f"{layer}.bias": both[:, -1].contiguous()}
 
 
 _UNSEEN = 1e-13
@@ -223,23 +194,16 @@ def orthogonal_directions(blocks: Iterable[NDArray[np.float32]], width: int) -> 
     return basis
 
 
-def key_blocks(memory: Engine, layer: str) -> Iterator[NDArray[np.float32]]:
-    """float32[b, d_in]: every distinct stored key of a layer once."""
-    rows = memory.key_rows(layer, np.arange(sum(memory.info().slots.values())))
-    _, first = np.unique(rows, return_index=True)
-    for start in range(0, len(first), _KEYS_AT_ONCE):
-        yield memory.keys(layer, np.sort(first)[start : start + _KEYS_AT_ONCE])
-
-
 def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.float64]) -> Report:
-    """The rank of the keys, and what a query wholly outside their span is answered.
+    """The rank of the keys, and what a query wholly outside their span is answered beside W_0 q and the bias.
 
     `initial` is the layer's weight before training with its bias as the last column, float64[d_out, d_in + 1]. The
     query is the outside part of the test query that has most of it, made as long as that test query is.
     """
-    queries = memory.query_set(query_set, layer).queries
-    assert queries is not None, "the layer was named"
-    basis = orthogonal_directions(key_blocks(memory, layer), queries.shape[1])
+    queries = stored_queries(memory, query_set, layer)
+    first, _ = distinct_slots(memory, layer)
+    blocks = key_blocks(memory, layer, np.sort(first), _KEYS_AT_ONCE)
+    basis = orthogonal_directions((keys for _, keys in blocks), queries.shape[1])
     parts = queries.astype(np.float64) @ basis
     lengths = np.square(queries.astype(np.float64)).sum(axis=1)
     shares = np.square(parts).sum(axis=1) / lengths
@@ -248,24 +212,16 @@ def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.flo
         row = int(shares.argmax())
         # Where no test query leaves the span, any direction outside will do.
         part = basis @ parts[row] if shares[row] > 0 else basis[:, 0]
-        outside = part * np.sqrt(lengths[row]) / np.linalg.norm(part)
-        report["query"] = _ask_outside(memory, layer, outside.astype(np.float32), initial)
+        outside = (part * np.sqrt(lengths[row]) / np.linalg.norm(part)).astype(np.float32)
+        answer = np.asarray(memory.output(layer, outside[None]), dtype=np.float64)[0]
+        bias = np.asarray(memory.weights()[f"{layer}.bias"], dtype=np.float64)
+        untrained = initial[:, :-1] @ outside.astype(np.float64)
+        # As lengths relative to that of W_0 q.
+        report["query"] = {
+            "added": float(np.linalg.norm(answer - bias - untrained) / np.linalg.norm(untrained)),
+            "bias_moved": float(np.linalg.norm(bias - initial[:, -1]) / np.linalg.norm(untrained)),
+        }
     return report
-
-
-def _ask_outside(
-    memory: Engine, layer: str, outside: NDArray[np.float32], initial: NDArray[np.float64]
-) -> dict[str, float]:
-    """The answer to a query outside the span beside W_0 q and the bias, and how far the bias moved, as lengths relative
-    to that of W_0 q.
-    """
-    answer = np.asarray(memory.output(layer, outside[None]), dtype=np.float64)[0]
-    bias = np.asarray(memory.weights()[f"{layer}.bias"], dtype=np.float64)
-    untrained = initial[:, :-1] @ outside.astype(np.float64)
-    return {
-        "added": float(np.linalg.norm(answer - bias - untrained) / np.linalg.norm(untrained)),
-        "bias_moved": float(np.linalg.norm(bias - initial[:, -1]) / np.linalg.norm(untrained)),
-    }
 
 
 _PAIRS, _QUERIES = 12_800, 500
@@ -274,18 +230,25 @@ _PAIRS, _QUERIES = 12_800, 500
 
 def ask_compact(memory: Engine, dataset: Dataset, recipe: Recipe, seed: int) -> Report:
     """What the remarks say of a training on the dataset, measured."""
-    widths, query_set = recipe.widths(dataset), query_set_name(dataset)
+    widths, query_set = recipe.widths(dataset), dataset.query_set
     initial, final = memory.weights(at_step=0), memory.weights()
     updates = {layer: update_of(layer, initial, final) for layer in layer_names(widths)}
-    kept = {layer: update.directions_holding(SHARE) for layer, update in updates.items()}
-    whole = {layer: update.directions for layer, update in updates.items()}
+    kept = {layer: directions_holding(SHARE, strengths) for layer, (_, strengths, _) in updates.items()}
+
+    def reached(ranks: Mapping[str, int]) -> float:
+        """Test accuracy of the network whose layers keep so many directions each."""
+        weights: dict[str, Tensor] = {}
+        for layer, update in updates.items():
+            weights |= truncated(layer, initial, update, ranks[layer])
+        return accuracy(with_weights(widths, weights), dataset)
+
     return {
         "order": _shuffle(memory, query_set, seed),
         "span": {layer: ask_span(memory, layer, query_set, with_bias(layer, initial)) for layer in updates},
         "compact": {
             "directions": kept,
-            "accuracy": accuracy_with(updates, kept, widths, dataset),
-            "accuracy_all": accuracy_with(updates, whole, widths, dataset),
+            "accuracy": reached(kept),
+            "accuracy_all": reached({layer: len(strengths) for layer, (_, strengths, _) in updates.items()}),
         },
     }
 
@@ -294,11 +257,8 @@ def _shuffle(memory: Engine, query_set: str, seed: int) -> Report:
     """Pairs drawn from the whole training, as they stand and shuffled."""
     draw, slots = np.random.default_rng(seed), sum(memory.info().slots.values())
     chosen = np.sort(draw.choice(slots, size=min(_PAIRS, slots), replace=False))
-    queries = {}
-    for layer in memory.info().layers:
-        of_query_set = memory.query_set(query_set, layer.name).queries
-        assert of_query_set is not None, "the layer was named"
-        queries[layer.name] = of_query_set[:_QUERIES]
+    names = [layer.name for layer in memory.info().layers]
+    queries = {layer: stored_queries(memory, query_set, layer)[:_QUERIES] for layer in names}
     layers = compare_orders(pairs_of(memory, chosen), draw.permutation(len(chosen)), queries)
     return {"pairs": len(chosen), "layers": layers}
 

@@ -23,61 +23,45 @@ image, b images of a batch, p planes (colours) of an image.
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform import PreviewSet
-from dualform.errors import Damaged, NotFound
+from dualform.errors import NotFound
 from dualform.extras import missing_package
-from dualform_studies.assignment import DATA_VARIABLE, data_folder
+from dualform_studies.assignment import DATA_VARIABLE, damaged, data_folder, find_file, missing_file, read_file
 
 _UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes, gzipped where the name ends in .gz.
+    """The array in an IDX file of unsigned bytes, gzipped if the name ends in .gz.
 
-    Raises Damaged, naming the file, where it cannot be decompressed, is no IDX file of so many dimensions, or is
-    shorter or longer than its header says.
+    Raises Damaged, naming the file, if it cannot be decompressed, is no IDX file of so many dimensions, or is shorter
+    or longer than its header says.
     """
-    content = file_content(path)
+    content, header = read_file(path), 4 + 4 * dimensions
     if len(content) < 4:
-        raise _damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
+        raise damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
     zeros, kind, depth = struct.unpack(">HBB", content[:4])
     if (zeros, kind) != (0, _UNSIGNED_BYTE):
-        raise _damaged(path, f"is not an IDX file of unsigned bytes: it starts with {content[:4].hex(' ')}")
+        raise damaged(path, f"is not an IDX file of unsigned bytes: it starts with {content[:4].hex(' ')}")
     if depth != dimensions:
-        raise _damaged(path, f"has {depth} dimensions instead of {dimensions}")
-    header = 4 + 4 * depth
+        raise damaged(path, f"has {depth} dimensions instead of {dimensions}")
     if len(content) < header:
-        raise _damaged(path, "is cut short inside its header")
+        raise damaged(path, "is cut short inside its header")
     shape = struct.unpack(f">{depth}I", content[4:header])
     if len(content) - header != math.prod(shape):
-        raise _damaged(path, f"has {len(content) - header} bytes of data, but its header announces {math.prod(shape)}")
+        raise damaged(path, f"has {len(content) - header} bytes of data, but its header announces {math.prod(shape)}")
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
-
-
-def file_content(path: Path) -> bytes:
-    """What a file holds, decompressed where its name ends in .gz. Raises Damaged where it cannot be decompressed."""
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise _damaged(path, f"cannot be decompressed ({error})") from None
-
-
-def _damaged(path: Path, what: str) -> Damaged:
-    return Damaged(f"{path} {what}.", hint="Remove the file and fetch it again.")
 
 
 _ORDER_SEED, _CHOICE_SEED = 0x1234, 0xC1CAFA52
@@ -101,11 +85,11 @@ def draw_split(images: int, draw: int = 0) -> Split:
     every dataset of a size has the same rows; `draw` other than 0 gives others by the same rule.
     """
     order = np.random.RandomState(_ORDER_SEED + draw).permutation(images).astype(np.int64)
-    return choose_trained(order[: images - images // 6], draw)
+    return _choose_trained(order[: images - images // 6], draw)
 
 
-def choose_trained(kept: NDArray[np.int64], draw: int = 0) -> Split:
-    """The split of rows of which none are held out any more: each is trained on with a chance of 0.8."""
+def _choose_trained(kept: NDArray[np.int64], draw: int = 0) -> Split:
+    """Of rows of which none are held out any more, each is trained on with a chance of 0.8."""
     return Split(kept, kept[np.random.RandomState(_CHOICE_SEED + draw).rand(len(kept)) > _LEFT_OUT])
 
 
@@ -150,6 +134,11 @@ class Dataset:
     planes: int = 1
     """Colours, each of which is normalised by itself: d is planes * side * side."""
 
+    @property
+    def query_set(self) -> str:
+        """The name of the query set of all test images."""
+        return f"test-{self.name}"
+
     @cached_property
     def mean(self) -> NDArray[np.float64]:
         """float64[p, 1]: mean of all pixels of a plane of the kept training images, in pixel values."""
@@ -192,8 +181,25 @@ class Dataset:
         """float32[side, side] from 0 (black) to 1 (white), of one image uint8[d]."""
         return np.divide(pixels.reshape(self.side, self.side), self.brightest, dtype=np.float32)
 
+    def train_picture(self, row: int) -> NDArray[np.float32]:
+        """The picture of a training image."""
+        return self.picture(self.train.pixels[row])
 
-def digits(seed: int = 0) -> Dataset:
+    def previews(self, images: Images, rows: NDArray[np.int64] | None = None) -> PreviewSet:
+        """Of these rows of a file, by their number there; None for all of them. An image of MNIST takes 254 bytes on
+        average, and one of Fashion-MNIST 518.
+        """
+        pixels = images.pixels if rows is None else images.pixels[rows]
+        planes = pixels.reshape(len(pixels), -1, self.side, self.side)
+        if self.brightest != 255:
+            planes = (planes.astype(np.uint16) * 255 // self.brightest).astype(np.uint8)
+        return PreviewSet.images(planes, samples=rows, channels="first")
+
+
+_DIGITS = tuple(str(digit) for digit in range(10))
+
+
+def digits() -> Dataset:
     """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn brings along, 397 of them held out by chance.
 
     Raises MissingPackage where scikit-learn is not installed. Source: UCI repository, "Optical Recognition of
@@ -204,35 +210,27 @@ def digits(seed: int = 0) -> Dataset:
     except ImportError as error:
         raise missing_package(error) or error from None
     pixels, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(pixels))
-    everything = Images(pixels[order].astype(np.uint8), labels[order].astype(np.int64))
-    train, test = _part(everything, slice(_HELD_OUT, None)), _part(everything, slice(_HELD_OUT))
-    return Dataset("digits", train, test, 8, _TEN, every_row(len(train)), brightest=16)
+    order = np.random.default_rng(0).permutation(len(pixels))
+    pixels, labels = pixels[order].astype(np.uint8), labels[order].astype(np.int64)
+    train, test = (Images(pixels[rows], labels[rows]) for rows in (slice(_HELD_OUT, None), slice(_HELD_OUT)))
+    return Dataset("digits", train, test, 8, _DIGITS, every_row(len(train)), brightest=16)
 
 
-def permuted(dataset: Dataset, seed: int = 0) -> Dataset:
+def permuted(dataset: Dataset) -> Dataset:
     """The same images with their pixels in another order, one order for all: as hard to learn, with no pixel in common.
 
     Source: Goodfellow et al. 2013, "An empirical investigation of catastrophic forgetting in gradient-based networks".
     """
-    order = np.random.default_rng(seed).permutation(dataset.side**2)
+    order = np.random.default_rng(0).permutation(dataset.side**2)
     train, test = (Images(part.pixels[:, order], part.labels) for part in (dataset.train, dataset.test))
     return replace(dataset, name=f"permuted-{dataset.name}", train=train, test=test)
-
-
-def _part(images: Images, rows: slice) -> Images:
-    return Images(images.pixels[rows], images.labels[rows])
-
-
-_TEN = tuple(str(digit) for digit in range(10))
 
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _SIDE = 28
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where a dataset's four IDX files come from."""
 
     home: str
@@ -251,7 +249,7 @@ SOURCES = {
             "9fb629c4189551a2d022fa330f9573f3",
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
-        tuple(str(digit) for digit in range(10)),
+        _DIGITS,
     ),
     "fashion-mnist": Source(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -269,26 +267,22 @@ SOURCES = {
 def load_dataset(name: str, data: Path | None = None) -> Dataset:
     """The dataset `mnist`, `fashion-mnist` or `cifar-10` with the split of the paper's code.
 
-    Of the first two, 40,053 of 60,000 training images are trained on, where the files are the originals.
+    Of the first two, 40,053 of 60,000 training images are trained on, if the files are the originals.
 
-    Raises NotFound for another name and where a file is neither there nor to be had, and Damaged, naming the file,
-    where one does not hold what it should.
+    Raises NotFound for another name and for a file that is neither there nor to be had, and Damaged, naming the file,
+    for one that does not hold what it should.
     """
     if name == "cifar-10":
         train, test = read_cifar10(data)
-        split = choose_trained(np.arange(len(train)))
+        split = _choose_trained(np.arange(len(train)))
         return Dataset(name, train, test, 32, CIFAR10_LABELS, split, planes=3)
     if name not in SOURCES:
         hint = f"Datasets: {', '.join(SOURCES)}, cifar-10."
         raise NotFound(f"there is no dataset {name!r}.", hint=hint, field="dataset")
     folder = data_folder(data) / name
-    paths = [_local(folder, file) or _fetch(name, number, folder) for number, file in enumerate(_FILES)]
+    paths = [find_file(folder, file) or _fetch(name, number, folder) for number, file in enumerate(_FILES)]
     train, test = _images(*paths[:2]), _images(*paths[2:])
     return Dataset(name, train, test, _SIDE, SOURCES[name].label_names, draw_split(len(train)))
-
-
-def _local(folder: Path, file: str) -> Path | None:
-    return next((path for path in (folder / f"{file}.gz", folder / file) if path.is_file()), None)
 
 
 def _fetch(name: str, number: int, folder: Path) -> Path:
@@ -302,109 +296,60 @@ def _fetch(name: str, number: int, folder: Path) -> Path:
         return Path(pooch.retrieve(source.home + file, f"md5:{source.md5[number]}", fname=file, path=folder))
     # requests' errors and the system's are OSErrors; pooch reports a wrong hash as a ValueError.
     except (OSError, ValueError) as error:
+        # Without a network, the transport's own account fills several lines.
+        why = str(error) if len(str(error)) <= 160 else f"{type(error).__name__} (is there a network?)"
         raise NotFound(
-            f"{file} of {name} is not in {folder}, and downloading it from {source.home} failed: {_reason(error)}.",
+            f"{file} of {name} is not in {folder}, and downloading it from {source.home} failed: {why}.",
             hint=f"Name a folder that holds {name}/{file} with --data DIR or the environment variable {DATA_VARIABLE}.",
             field="data",
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    """What went wrong, in a line: the transport's own account of a machine without a network fills several."""
-    told = str(error)
-    return told if len(told) <= 160 else f"{type(error).__name__} (is there a network?)"
-
-
 def _images(images: Path, labels: Path) -> Images:
     pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
     if pixels.shape[1:] != (_SIDE, _SIDE):
-        raise Damaged(
-            f"{images} has images of {pixels.shape[1]} x {pixels.shape[2]} pixels instead of 28 x 28.",
-            hint="Remove the file and fetch it again.",
-        )
+        raise damaged(images, f"has images of {pixels.shape[1]} x {pixels.shape[2]} pixels instead of 28 x 28")
     if not len(pixels) or len(pixels) != len(classes):
-        raise Damaged(
-            f"{labels} has {len(classes)} labels for {len(pixels)} images in {images}.",
-            hint="Remove both files and fetch them again.",
-        )
-    if classes.max() > 9:
-        raise Damaged(
-            f"{labels} has a label {classes.max()}; classes are 0 to 9.", hint="Remove the file and fetch it again."
-        )
-    return Images(pixels.reshape(len(pixels), -1), classes)
+        what = f"has {len(classes)} labels for {len(pixels)} images in {images}"
+        raise damaged(labels, what, "Remove both files and fetch them again.")
+    return Images(pixels.reshape(len(pixels), -1), _checked(labels, classes))
 
 
-def preview_set_of(dataset: Dataset, images: Images, rows: NDArray[np.int64] | None = None) -> PreviewSet:
-    """Of these rows of a file, by their number there; None for all of them. An image of MNIST takes 254 bytes on
-    average, and one of Fashion-MNIST 518.
-    """
-    pixels = images.pixels if rows is None else images.pixels[rows]
-    planes = pixels.reshape(len(pixels), -1, dataset.side, dataset.side)
-    if dataset.brightest != np.iinfo(np.uint8).max:
-        planes = (planes.astype(np.uint16) * np.iinfo(np.uint8).max // dataset.brightest).astype(np.uint8)
-    return PreviewSet.images(planes, samples=rows, channels="first")
-
-
-def examples_of(dataset: Dataset, rows: NDArray[np.int64] | slice = slice(None)) -> PreviewSet:
-    """Of test images that a query set takes, one after another."""
-    return preview_set_of(dataset, Images(dataset.test.pixels[rows], dataset.test.labels[rows]))
-
-
-def trained_preview_set(dataset: Dataset) -> PreviewSet:
-    """Of the images that are trained on."""
-    return preview_set_of(dataset, dataset.train, np.sort(dataset.split.trained))
+def _checked(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    if labels.max() > 9:
+        raise damaged(path, f"has a label {labels.max()}; classes are 0 to 9")
+    return labels
 
 
 FOLDER = "cifar-10-batches-bin"
 """What the official archive unpacks to."""
 CIFAR10_HOME = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-PIXELS = 3 * 32 * 32
-"""Bytes of an image."""
-
-_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-_TEST = "test_batch.bin"
+_RECORD = 1 + 3 * 32 * 32
+"""Bytes of a label and its image."""
 
 
 def read_cifar10(data: Path | None = None) -> tuple[Images, Images]:
-    """Training and test images, 50,000 and 10,000 where the files are the originals.
+    """Training and test images, 50,000 and 10,000 if the files are the originals.
 
-    Raises NotFound where a file is missing, saying where the archive is to be had, and Damaged, naming the file, where
-    one does not hold what it should.
+    Raises NotFound for a file that is missing, saying where the archive is to be had, and Damaged, naming the file, for
+    one that does not hold what it should.
     """
     folder = data_folder(data) / FOLDER
-    paths = [_found(folder, name) for name in (*_TRAIN, _TEST)]
-    parts = [_cifar10_images(path) for path in paths]
-    train = Images(
-        np.concatenate([part.pixels for part in parts[:-1]]), np.concatenate([part.labels for part in parts[:-1]])
-    )
-    return train, parts[-1]
+    *parts, test = (_cifar10_images(folder, f"{name}.bin") for name in (*_CIFAR10_TRAIN, "test_batch"))
+    return Images(np.concatenate([one.pixels for one in parts]), np.concatenate([one.labels for one in parts])), test
 
 
-def _found(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise NotFound(
-        f"{name} of CIFAR-10 is not in {folder}.",
-        hint=f"Unpack {CIFAR10_HOME} into a folder, and name that folder with --data DIR or the environment variable "
-        f"{DATA_VARIABLE}.",
-        field="data",
-    )
+_CIFAR10_TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 
-def _cifar10_images(path: Path) -> Images:
-    content = np.frombuffer(file_content(path), dtype=np.uint8)
-    if not len(content) or len(content) % (1 + PIXELS):
-        raise Damaged(
-            f"{path} has {len(content)} bytes, not a multiple of the {1 + PIXELS} bytes of a CIFAR-10 image.",
-            hint="Remove the file and fetch the version for C programs, not the one for Python.",
-        )
-    records = content.reshape(-1, 1 + PIXELS)
-    labels = records[:, 0].astype(np.int64)
-    if labels.max() >= len(CIFAR10_LABELS):
-        raise Damaged(
-            f"{path} has a label {labels.max()}; classes are 0 to 9.",
-            hint="Remove the file and fetch it again.",
-        )
-    return Images(records[:, 1:], labels)
+def _cifar10_images(folder: Path, name: str) -> Images:
+    path = find_file(folder, name)
+    if path is None:
+        raise missing_file(f"{name} of CIFAR-10", folder, f"Unpack {CIFAR10_HOME} into the data folder")
+    content = np.frombuffer(read_file(path), dtype=np.uint8)
+    if not len(content) or len(content) % _RECORD:
+        what = f"has {len(content)} bytes, not a multiple of the {_RECORD} bytes of a CIFAR-10 image"
+        raise damaged(path, what, "Remove the file and fetch the version for C programs, not the one for Python.")
+    records = content.reshape(-1, _RECORD)
+    return Images(records[:, 1:], _checked(path, records[:, 0].astype(np.int64)))

@@ -13,7 +13,7 @@ Shapes: n images, m queries, T slots, b slots of a block, d_in and d_out of a la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.engine import Engine
 from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.claims import CHANCE, FAILS, HOLDS, IN_PART, Claim, Verdict, is_gain, judged, mcnemar
 from dualform_studies.images.datasets import Dataset
-from dualform_studies.recorded_memory import layer_info, open_recorded
+from dualform_studies.recorded_memory import key_blocks, layer_info, open_recorded
 from dualform_studies.report import Report, percent
 
 _BLOCK = 2048
@@ -35,46 +34,36 @@ _MEMORY = "1.5 GB"
 """Distinct images that come again and again fit, and nothing else is read twice in a pass."""
 
 
-def open_for_passes(path: Path) -> Engine:
-    """The memory in a folder, of which little is held between two reads."""
-    return open_recorded(path, "numpy", _MEMORY)
-
-
-@dataclass(frozen=True)
-class Share:
-    """Some of the queries, and the temperature that they attend with."""
-
-    queries: slice
-    temperature: float
-
-
-def attend(
-    memory: Engine, layer: str, queries: NDArray[np.float32], shares: Sequence[Share]
-) -> list[NDArray[np.float32]]:
-    """float32[m, d_out] of each share of float32[m, d_in]: sum_t p_t e_t at the end of the training. Shares may have
-    queries in common.
+def attend(path: Path, layer: str, asked: Sequence[tuple[NDArray[np.float32], float]]) -> list[NDArray[np.float32]]:
+    """float32[m, d_out] for each pair of queries float32[m, d_in] and temperature: sum_t p_t e_t at the end of the
+    training. Pairs may share their queries, whose scores are then computed once.
     """
-    info = layer_info(memory, layer)
-    slots = np.arange(info.slots)
-    coefficients = memory.coefficients(layer, slots).astype(np.float32)
-    running = [_Running(queries[share.queries], share.temperature, info.d_out) for share in shares]
-    for start in range(0, len(slots), _BLOCK):
-        block = slots[start : start + _BLOCK]
-        scores = queries @ memory.keys(layer, block).T
-        values = memory.values(layer, block) * coefficients[block, None]
-        for share, own in zip(shares, running, strict=True):
-            own.add(scores[share.queries], values)
-    return [own.mean() for own in running]
+    each = {id(queries): queries for queries, _ in asked}
+    ends = dict(zip(each, np.cumsum([len(queries) for queries in each.values()]).tolist(), strict=True))
+    together = np.concatenate(list(each.values()))
+    with open_recorded(path, "numpy", _MEMORY) as memory:
+        info = layer_info(memory, layer)
+        slots = np.arange(info.slots)
+        coefficients = memory.coefficients(layer, slots).astype(np.float32)
+        running = {
+            (id(queries), temperature): _Running(len(queries), temperature, info.d_out)
+            for queries, temperature in asked
+        }
+        for block, keys in key_blocks(memory, layer, slots, _BLOCK):
+            scores, values = together @ keys.T, memory.values(layer, slots[block]) * coefficients[block, None]
+            for (own, _), sums in running.items():
+                sums.add(scores[ends[own] - len(each[own]) : ends[own]], values)
+    return [running[id(queries), temperature].mean() for queries, temperature in asked]
 
 
 class _Running:
     """The sums over the slots that have come so far, relative to each query's greatest score."""
 
-    def __init__(self, queries: NDArray[np.float32], temperature: float, d_out: int) -> None:
+    def __init__(self, queries: int, temperature: float, d_out: int) -> None:
         self._temperature = np.float32(temperature)
-        self._greatest = np.full(len(queries), -np.inf, dtype=np.float32)
-        self._totals = np.zeros(len(queries))
-        self._sums = np.zeros((len(queries), d_out))
+        self._greatest = np.full(queries, -np.inf, dtype=np.float32)
+        self._totals = np.zeros(queries)
+        self._sums = np.zeros((queries, d_out))
 
     def add(self, scores: NDArray[np.float32], values: NDArray[np.float32]) -> None:
         """One block: scores float32[m, b], values float32[b, d_out]."""
@@ -112,10 +101,10 @@ class Kernel(NamedTuple):
     initial: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Weights:
+class Weights(NamedTuple):
     """One layer's."""
 
+    name: str
     initial: NDArray[np.float32]
     """float32[d_out, d_in]: W_0."""
     final: NDArray[np.float32]
@@ -129,10 +118,6 @@ class Weights:
     def beside(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32[n, d_out]: W_0 q + b, what stands beside a softmax; the bias is the trained one."""
         return queries @ self.initial.T + self.bias
-
-    def softmax(self, queries: NDArray[np.float32], mean: NDArray[np.float32], *, initial: bool) -> NDArray[np.float32]:
-        """float32[n, d_out], with W_0 and the bias beside the slots' mean or without."""
-        return self.beside(queries) + mean if initial else mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,22 +153,35 @@ def ask_kernels(
 ) -> Report:
     """Accuracies by kernel, at the last layer and at every layer."""
     recipe, say = recipe or KernelsRecipe(), or_silent(progress)
-    weights = _weights(out, layers)
-    last, every = _examine(dataset, recipe.last, recipe.last), _examine(dataset, recipe.every, recipe.every // 2)
-    say("asking with other kernels", 0, 2)
-    report: Report = {"temperatures": list(recipe.temperatures), "last": _ask_last(out, layers, weights, last, recipe)}
-    say("asking with other kernels", 1, 2)
-    report["every"] = _ask_every(out, layers, weights, every, recipe)
-    say("asking with other kernels", 2, 2)
-    return report
-
-
-def _weights(out: Path, layers: Sequence[str]) -> list[Weights]:
     memory = Snapshot.open(out)
     initial, final = memory.initial(), memory.final()
     assert initial is not None, "the recorder stores it first"
     assert final is not None, "the training came to its end"
-    return [Weights(initial[f"{layer}.weight"], final[f"{layer}.weight"], final[f"{layer}.bias"]) for layer in layers]
+    *before, last = weights = [
+        Weights(layer, initial[f"{layer}.weight"], final[f"{layer}.weight"], final[f"{layer}.bias"]) for layer in layers
+    ]
+    kernels = [
+        Kernel(temperature, initial) for initial in (True, False) for temperature in (None, *recipe.temperatures)
+    ]
+    say("asking with other kernels", 0, 2)
+    images = _examine(dataset, recipe.last, recipe.last)
+    # The last layer alone, over the network's own queries.
+    queries = images.inputs
+    for own in before:
+        queries = np.maximum(own.linear(queries, initial=True), 0)
+    answers = _ask(out, [last], queries, kernels)
+    baseline, beside = answers[kernels[0]], last.beside(queries)
+    scaled = []
+    for temperature in recipe.temperatures:
+        mean = answers[Kernel(temperature, initial=False)]
+        each = [{"scale": s, **images.report(beside + np.float32(s) * mean, baseline)} for s in recipe.scales]
+        scaled.append({"temperature": temperature, **max(each, key=lambda row: row["held_out"])})
+    report = {"temperatures": list(recipe.temperatures), "last": _compare(images, answers) | {"scaled": scaled}}
+    say("asking with other kernels", 1, 2)
+    images = _examine(dataset, recipe.every, recipe.every // 2)
+    report["every"] = _compare(images, _ask(out, weights, images.inputs, kernels))
+    say("asking with other kernels", 2, 2)
+    return report
 
 
 def _examine(dataset: Dataset, tested: int, held_out: int) -> Examined:
@@ -204,95 +202,43 @@ def _first_of_each(labels: NDArray[np.int64], rows: NDArray[np.int64], count: in
     return np.sort(np.concatenate([rows[labels[rows] == label][:count] for label in np.unique(labels)]))
 
 
-def _forward(
-    weights: Sequence[Weights], inputs: NDArray[np.float32], *, initial: bool
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The queries of the last layer and its outputs, of a network whose layers answer with the inner product."""
-    queries = inputs
-    for own in weights[:-1]:
-        queries = np.maximum(own.linear(queries, initial=initial), 0)
-    return queries, weights[-1].linear(queries, initial=initial)
-
-
-def _ask_last(
-    out: Path, layers: Sequence[str], weights: Sequence[Weights], images: Examined, recipe: KernelsRecipe
-) -> Report:
-    """The last layer alone, over the network's own queries."""
-    queries, baseline = _forward(weights, images.inputs, initial=True)
-    shares = [Share(slice(None), temperature) for temperature in recipe.temperatures]
-    with open_for_passes(out) as memory:
-        means = attend(memory, layers[-1], queries, shares)
-    kernels = []
-    for initial in (True, False):
-        outputs = weights[-1].linear(queries, initial=initial)
-        kernels.append(Kernel(None, initial)._asdict() | images.report(outputs, baseline))
-        for share, mean in zip(shares, means, strict=True):
-            outputs = weights[-1].softmax(queries, mean, initial=initial)
-            kernels.append(Kernel(share.temperature, initial)._asdict() | images.report(outputs, baseline))
-    beside = weights[-1].beside(queries)
-    scaled = []
-    for share, mean in zip(shares, means, strict=True):
-        each = [{"scale": s, **images.report(beside + np.float32(s) * mean, baseline)} for s in recipe.scales]
-        scaled.append({"temperature": share.temperature, **max(each, key=lambda row: row["held_out"])})
-    return _comparison(images, kernels) | {"scaled": scaled}
-
-
-def _ask_every(
-    out: Path, layers: Sequence[str], weights: Sequence[Weights], images: Examined, recipe: KernelsRecipe
-) -> Report:
-    """Every layer, one after the other."""
-    (_, baseline), (_, sums_alone) = (_forward(weights, images.inputs, initial=one) for one in (True, False))
-    kernels = [Kernel(temperature, initial) for initial in (True, False) for temperature in recipe.temperatures]
-    # At the first layer the queries are the images, whatever the kernel: those of a temperature share their weights.
-    queries = dict.fromkeys(kernels, images.inputs)
-    for number, (layer, own) in enumerate(zip(layers, weights, strict=True)):
-        for kernel, mean in _attend_each(out, layer, queries, shared=number == 0).items():
-            outputs = own.softmax(queries[kernel], mean, initial=kernel.initial)
-            queries[kernel] = outputs if layer == layers[-1] else np.maximum(outputs, 0)
-    answers = {Kernel(None, initial=True): baseline, Kernel(None, initial=False): sums_alone} | queries
-    return _comparison(images, [kernel._asdict() | images.report(found, baseline) for kernel, found in answers.items()])
-
-
-def _attend_each(
-    out: Path, layer: str, queries: dict[Kernel, NDArray[np.float32]], *, shared: bool
+def _ask(
+    out: Path, layers: Sequence[Weights], inputs: NDArray[np.float32], kernels: Sequence[Kernel]
 ) -> dict[Kernel, NDArray[np.float32]]:
-    """What each kernel's queries attend to, in one pass over the layer's memory."""
-    temperatures = {kernel: kernel.temperature for kernel in queries if kernel.temperature is not None}
-    each = next(iter(queries.values()))
-    with open_for_passes(out) as memory:
-        if shared:
-            distinct = list(dict.fromkeys(temperatures.values()))
-            found = attend(memory, layer, each, [Share(slice(None), temperature) for temperature in distinct])
-            return {kernel: found[distinct.index(temperature)] for kernel, temperature in temperatures.items()}
-        starts = range(0, len(each) * len(queries), len(each))
-        shares = [
-            Share(slice(start, start + len(each)), temperature)
-            for start, temperature in zip(starts, temperatures.values(), strict=True)
-        ]
-        return dict(zip(queries, attend(memory, layer, np.concatenate(list(queries.values())), shares), strict=True))
+    """The answers of the last of the layers to inputs of the first, if each answers with a kernel, then the relu."""
+    queries = dict.fromkeys(kernels, inputs)
+    for layer in layers:
+        asked = [(queries[kernel], kernel.temperature) for kernel in kernels if kernel.temperature is not None]
+        means = iter(attend(out, layer.name, asked))
+        for kernel in kernels:
+            if kernel.temperature is None:
+                answer = layer.linear(queries[kernel], initial=kernel.initial)
+            else:
+                answer = next(means) + (layer.beside(queries[kernel]) if kernel.initial else np.float32(0))
+            queries[kernel] = answer if layer is layers[-1] else np.maximum(answer, 0)
+    return queries
 
 
-def _comparison(images: Examined, kernels: Sequence[Report]) -> Report:
+def _compare(images: Examined, answers: Mapping[Kernel, NDArray[np.float32]]) -> Report:
     """With the softmax that is best on the held-out images: of several the one with W_0, then the first."""
-    softmax = [row for row in kernels if row["temperature"] is not None]
-    chosen = max(softmax, key=lambda row: row["held_out"])
+    baseline = answers[Kernel(None, initial=True)]
+    rows = [kernel._asdict() | images.report(answer, baseline) for kernel, answer in answers.items()]
+    chosen = max((row for row in rows if row["temperature"] is not None), key=lambda row: row["held_out"])
     counts = {"tested": int(images.tested.sum()), "held_out": int((~images.tested).sum())}
-    return {"images": counts, "kernels": list(kernels), "chosen": chosen}
-
-
-_PLACES = {"last": "the last layer", "every": "every layer"}
+    return {"images": counts, "kernels": rows, "chosen": chosen}
 
 
 def kernel_claims(report: Report) -> Iterator[Claim]:
     """Remark 3.2, at the last layer and at every layer."""
-    for place, words in _PLACES.items():
+    for place, words in {"last": "the last layer", "every": "every layer"}.items():
         chosen, linear = report[place]["chosen"], report[place]["kernels"][0]
+        beside = "with" if chosen["initial"] else "without"
         yield judged(
             "single.kernels",
             kernel_verdict(report[place]),
-            f"{_kernel(chosen)}: {percent(chosen['tested'])}; inner product: {percent(linear['tested'])}; of "
-            f"{report[place]['images']['tested']:,} test images ({chosen['gained']} gained, {chosen['lost']} lost, "
-            f"p = {chosen['p']:.2g})",
+            f"softmax of temperature {chosen['temperature']:g}, {beside} W_0 and bias: {percent(chosen['tested'])}; "
+            f"inner product: {percent(linear['tested'])}; of {report[place]['images']['tested']:,} test images "
+            f"({chosen['gained']} gained, {chosen['lost']} lost, p = {chosen['p']:.2g})",
             place=words,
             chance=CHANCE,
         )
@@ -309,11 +255,3 @@ def kernel_verdict(comparison: Report) -> Verdict:
         return HOLDS
     tried = [row for row in comparison["kernels"] if row["temperature"] is not None] + comparison.get("scaled", [])
     return IN_PART if any(is_gain(row["gained"], row["lost"], len(tried)) for row in tried) else FAILS
-
-
-def _name(row: Report) -> str:
-    return "inner product" if row["temperature"] is None else f"softmax of temperature {row['temperature']:g}"
-
-
-def _kernel(row: Report) -> str:
-    return f"{_name(row)}, {'with' if row['initial'] else 'without'} W_0 and bias"

@@ -1,21 +1,22 @@
-"""Parts of a succession's second training, masked one at a time, and networks retrained without them.
+"""What is left of the first of two datasets learned in succession, and what masking parts of the second gives back.
 
     W_masked = W_T - (W_part - W_0)
 
 where W_part is the sum of the part's slots alone: adding up a tenth of the slots costs a tenth of adding up the rest.
-Every retraining goes on from what the first part left, network and momentum alike, so that only the second is trained.
+Beside each masked network stands one that was retrained without the part. Every retraining goes on from what the first
+dataset left, network and momentum alike, so that only the second is trained.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
@@ -27,19 +28,73 @@ from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.training import (
     Pair,
     Recipe,
-    TrainedNetwork,
+    Trained,
     Weights,
     accuracy,
     batch_rows,
     batches,
-    copied,
     layer_names,
+    predictions,
     train,
     with_weights,
-    without,
 )
-from dualform_studies.recorded_memory import reconstruction_errors
 from dualform_studies.report import Report
+
+
+def without(dataset: Dataset) -> str:
+    """The mask that leaves a dataset out."""
+    return f"dataset <> '{dataset.name}'"
+
+
+def moments(pair: Pair) -> dict[str, str]:
+    """The networks that a succession is judged by, in words."""
+    first, second = (dataset.name for dataset in pair)
+    return {
+        "after_first": f"after {first}",
+        "final": "at the end",
+        "masked": f"at the end, {second} removed",
+        "as_of_first": f"rebuilt as of the end of {first}",
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What the networks of each moment make of the test images."""
+
+    pair: Pair
+    classes: Mapping[str, Mapping[str, NDArray[np.int64]]]
+    """By moment and dataset: int64[n], the class that the network gives each test image."""
+
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """By dataset and moment: the fraction of test images classified as labelled."""
+        return {
+            dataset.name: {moment: float(right.mean()) for moment, right in self.recognised(dataset).items()}
+            for dataset in self.pair
+        }
+
+    def recognised(self, dataset: Dataset) -> dict[str, NDArray[np.bool_]]:
+        """By moment: bool[n], the test images of a dataset that are classified as labelled."""
+        return {moment: classes[dataset.name] == dataset.test.labels for moment, classes in self.classes.items()}
+
+    def interfered(self) -> NDArray[np.bool_]:
+        """bool[n], of the first dataset: right after it was learned, wrong at the end, right again with the mask."""
+        right = self.recognised(self.pair[0])
+        return np.asarray(right["after_first"] & ~right["final"] & right["masked"])
+
+
+def judge_moments(memory: Engine, trained: Trained, pair: Pair, recipe: Recipe) -> Verdict:
+    """Classify all test images of both datasets with the network of each moment.
+
+    `after_first` and `final` are training's own; `masked` is the final sum without the second dataset, `as_of_first`
+    the whole sum as it stood when the first one ended. These two differ by the momentum that was then still to come.
+    """
+    after_first, final = trained.weights
+    masked, as_of_first = memory.weights(where=without(pair[1])), memory.weights(at_step=recipe.steps)
+    found = {}
+    for moment, weights in zip(moments(pair), (after_first, final, masked, as_of_first), strict=True):
+        network = with_weights(recipe.widths(pair[0]), weights)
+        found[moment] = {dataset.name: predictions(network, dataset, dataset.test) for dataset in pair}
+    return Verdict(pair, found)
 
 
 @dataclass(frozen=True)
@@ -72,32 +127,28 @@ def masked_weights(memory: Engine, part: Part) -> Weights:
 
 
 def sweep(
-    memory: Engine,
-    chosen: Sequence[Part],
-    retrained: Sequence[Weights],
-    trained: TrainedNetwork,
-    pair: Pair,
-    recipe: Recipe,
-    progress: Progress | None = None,
+    memory: Engine, trained: Trained, pair: Pair, recipe: Recipe, seed: int, progress: Progress | None = None
 ) -> list[Report]:
     """For each part the test accuracies of the masked network and of the one retrained without it, by dataset.
 
     Beside them how many datapoints the mask leaves out, and by layer how much these cancel each other and how far they
     moved the weights together, as a multiple of how far all of training did. The first row is of the network as it was
-    trained, with nothing left out.
+    trained, with nothing left out. Trained without the whole second dataset, a network is that of the first part;
+    without a class, it takes as many steps on the images of the other classes, in the same order as before.
     """
-    widths = recipe.widths(pair[0])
-    whole, initial = memory.weights(), memory.weights(at_step=0)
+    whole, initial, chosen = memory.weights(), memory.weights(at_step=0), parts(pair[1])
 
     def judged(weights: Weights) -> dict[str, float]:
-        network = with_weights(widths, weights)
+        network = with_weights(recipe.widths(pair[0]), weights)
         return {dataset.name: accuracy(network, dataset) for dataset in pair}
 
-    final = judged(trained.final)
+    final = judged(trained.weights[-1])
     rows: list[Report] = [{"part": "nothing", "masked": final, "retrained": final}]
-    for done, (part, other) in enumerate(zip(chosen, retrained, strict=True)):
-        or_silent(progress)("masking parts", done, len(chosen))
+    for done, part in enumerate(chosen):
+        or_silent(progress)("masking parts, and training without them", done, len(chosen))
         masked = masked_weights(memory, part)
+        after_first = trained.weights[0]
+        other = after_first if part.label is None else leave_out(trained, part.label, pair, recipe, seed)
         rows.append(
             {
                 "part": part.words,
@@ -105,55 +156,31 @@ def sweep(
                 "masked": judged(masked),
                 "retrained": judged(other),
                 "cancellation": dict(memory.cancellation(where=part.mask)),
-                "moved": reconstruction_errors(whole, masked, initial, layer_names(widths)),
+                "moved": {
+                    layer: _distance(layer, whole, masked) / _distance(layer, whole, initial)
+                    for layer in layer_names(recipe.widths(pair[0]))
+                },
             }
         )
     return rows
 
 
-_SECOND = 1
+def _distance(layer: str, one: Weights, other: Weights) -> float:
+    """The length of the difference of a layer's weights and biases, in float64."""
+    names = [name for name in one if name.startswith(f"{layer}.")]
+    return float(torch.cat([(one[name].double() - other[name].double()).ravel() for name in names]).norm())
 
 
-def retrain(
-    trained: TrainedNetwork,
-    chosen: Sequence[Part],
-    pair: Pair,
-    recipe: Recipe,
-    seed: int,
-    progress: Progress | None = None,
-) -> list[Weights]:
-    """The network that training without each part gives: that of the first part, without the whole second dataset.
-
-    Without a class, it takes as many steps on the images of the other classes, which come in the same order as before.
-    """
-    found = []
-    for done, part in enumerate(chosen):
-        or_silent(progress)("retraining", done, len(chosen))
-        found.append(trained.after_first if part.label is None else leave_out(trained, part.label, pair, recipe, seed))
-    return found
-
-
-def leave_out(trained: TrainedNetwork, label: int, pair: Pair, recipe: Recipe, seed: int) -> Weights:
+def leave_out(trained: Trained, label: int, pair: Pair, recipe: Recipe, seed: int) -> Weights:
     """The weights after recipe.steps updates on the second dataset without the images of one class."""
-    network = with_weights(recipe.widths(pair[0]), trained.after_first)
+    network = with_weights(recipe.widths(pair[0]), trained.weights[0])
     optimizer = recipe.optimizer(network)
     # A copy: loading shares the tensors, and the updates to come change them in place.
-    optimizer.load_state_dict(deepcopy(trained.optimizer_after_first))
+    optimizer.load_state_dict(deepcopy(trained.optimizers[0]))
     second = pair[1]
-    train(network, optimizer, batches(second, _rows_without(label, second, recipe, seed)), recipe.clip)
-    return copied(network)
-
-
-def _rows_without(label: int, dataset: Dataset, recipe: Recipe, seed: int) -> Iterator[NDArray[np.int64]]:
-    """The rows of the order that the whole dataset was trained in, without one class, in full batches."""
-    endless = batch_rows(dataset.split.trained, replace(recipe, steps=sys.maxsize), seed, _SECOND)
-    waiting = np.empty(0, dtype=np.int64)
-    for _ in range(recipe.steps):
-        while len(waiting) < recipe.batch:
-            rows = next(endless)
-            waiting = np.concatenate([waiting, rows[dataset.train.labels[rows] != label]])
-        yield waiting[: recipe.batch]
-        waiting = waiting[recipe.batch :]
+    order = batch_rows(second.split.trained, recipe, seed, part=1, kept=second.train.labels != label)
+    train(network, optimizer, batches(second, order), recipe.clip)
+    return network.state_dict()
 
 
 _ROW = 0.36

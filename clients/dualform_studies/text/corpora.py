@@ -20,24 +20,18 @@ tokens.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import BadInput, Damaged, NotFound
-from dualform.extras import missing_package
-from dualform_studies.assignment import DATA_VARIABLE, data_folder
-
-if TYPE_CHECKING:
-    from tokenizers.pre_tokenizers import PreTokenizer
+from dualform.errors import BadInput
+from dualform_studies.assignment import damaged, data_folder, find_file, missing_file, read_file
 
 BOOK = "https://www.gutenberg.org/files/49010/49010-0.txt"
 FIRST_FABLE, END = "THE WOLF AND THE LAMB", "ANNOUNCEMENTS"
@@ -55,45 +49,6 @@ INFERRED = (
     "header would move the place at which each stream begins; nor can it be told which characters more its vocabulary "
     "had."
 )
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Characters of the file, counted from 0."""
-
-    begin: int
-    """First of the training text."""
-    test: int
-    """First of the test text, which follows at once."""
-    end: int
-    """One past the test text."""
-
-
-def cut_book(text: str, path: object) -> Cut:
-    """The cut of a file with lines that end in a line feed alone.
-
-    Raises Damaged, naming the file at `path`, where a line that the cut goes by is not there, or the fables between do
-    not make the chunks of the paper's code.
-    """
-    first = re.search(rf"(?m)^{FIRST_FABLE}$", text)
-    if first is None:
-        raise _other(path, f"has no line {FIRST_FABLE}, the heading of the first fable")
-    end = re.compile(rf"(?m)^{END}$").search(text, first.end())
-    if end is None:
-        raise _other(path, f"has no line {END}, where the text ends")
-    cut = Cut(first.start(), end.start() - TEST, end.start())
-    chunks = (cut.test - cut.begin) // _UNROLL // _STREAMS
-    if chunks != _CHUNKS:
-        raise _other(
-            path,
-            f"has {cut.end - cut.begin:,} characters between the lines {FIRST_FABLE} and {END} instead of 137,694: "
-            f"{_STREAMS} streams would have {max(0, chunks)} chunks of {_UNROLL}, not {_CHUNKS}",
-        )
-    return cut
-
-
-def _other(path: object, what: str) -> Damaged:
-    return Damaged(f"{path} {what}.", hint=f"It is another edition, or only a part of the book. Fetch {BOOK}.")
 
 
 Unit: TypeAlias = Literal["character", "word"]
@@ -119,32 +74,27 @@ class Corpus:
     heading: str = ""
     """Regular expression of a line that is a title, in its first group."""
 
-    def title(self, at: int) -> str:
-        """The title above character `at` of the training text, empty where there is none: a fable's, or an article's.
+    @cached_property
+    def _titles(self) -> list[tuple[int, str]]:
+        """Every title with its first character.
 
-        Titles are looked for in the whole text, as the empty lines above the first may have been cut away.
+        They are of the whole text, as the empty lines above the first may have been cut away.
         """
-        titles = _titles(self.heading, self.whole)
-        following = _title_after(titles, self.begin + at)
-        return titles[following - 1][1] if following else ""
+        found = re.finditer(self.heading, self.whole, re.MULTILINE)
+        return [(0, ""), *((match.start(1), match.group(1)) for match in found), (len(self.whole), "")]
+
+    def _title_above(self, at: int) -> int:
+        """The number of the title above character `at` of the training text, 0 if there is none."""
+        return bisect_right(self._titles, self.begin + at, lo=1, hi=len(self._titles) - 1, key=lambda one: one[0]) - 1
+
+    def title(self, at: int) -> str:
+        """The title above character `at` of the training text, empty if there is none: a fable's, or an article's."""
+        return self._titles[self._title_above(at)][1]
 
     def article(self, at: int) -> str:
         """What stands between the title above character `at` of the training text and the next one."""
-        titles = _titles(self.heading, self.whole)
-        following = _title_after(titles, self.begin + at)
-        end = titles[following][0] if following < len(titles) else len(self.whole)
-        return self.whole[titles[following - 1][0] if following else 0 : end]
-
-
-@lru_cache(maxsize=8)
-def _titles(heading: str, text: str) -> list[tuple[int, str]]:
-    """Every title with its first character."""
-    return [(match.start(1), match.group(1)) for match in re.finditer(heading, text, re.MULTILINE)]
-
-
-def _title_after(titles: list[tuple[int, str]], at: int) -> int:
-    """Number of the first title that begins after character `at`."""
-    return bisect_right(titles, at, key=lambda title: title[0])
+        above = self._title_above(at)
+        return self.whole[self._titles[above][0] : self._titles[above + 1][0]]
 
 
 def load_corpus(name: str, data: Path | None = None) -> Corpus:
@@ -162,18 +112,31 @@ _CAPITALS = r"\n{4,}([^a-z\n]*[A-Z]{2}[^a-z\n]*)(?=\n\n)"
 
 def _aesop(folder: Path) -> Corpus:
     """J. H. Stickney's book, cut where the paper's code cuts it; its vocabulary is that of the whole file."""
-    path = _first(folder, "49010-0.txt")
+    path = find_file(folder, "49010-0.txt")
     if path is None:
-        raise _missing("49010-0.txt", folder, f"Fetch {BOOK} and put it there")
-    text = _read(path)
-    cut = cut_book(text, path)
+        raise missing_file("49010-0.txt", folder, f"Fetch {BOOK} and put it there")
+    other, text = f"It is another edition, or only a part of the book. Fetch {BOOK}.", _read(path)
+    first = re.search(rf"(?m)^{FIRST_FABLE}$", text)
+    if first is None:
+        raise damaged(path, f"has no line {FIRST_FABLE}, the heading of the first fable", other)
+    end = re.compile(rf"(?m)^{END}$").search(text, first.end())
+    if end is None:
+        raise damaged(path, f"has no line {END}, where the text ends", other)
+    begin, test, stop = first.start(), end.start() - TEST, end.start()
+    chunks = (test - begin) // _UNROLL // _STREAMS
+    if chunks != _CHUNKS:
+        what = (
+            f"has {stop - begin:,} characters between the lines {FIRST_FABLE} and {END} instead of 137,694: {_STREAMS} "
+            f"streams would have {max(0, chunks)} chunks of {_UNROLL}, not {_CHUNKS}"
+        )
+        raise damaged(path, what, other)
     return Corpus(
         name="aesop",
         unit="character",
         whole=text,
-        begin=cut.begin,
-        train=text[cut.begin : cut.test],
-        test=text[cut.test : cut.end],
+        begin=begin,
+        train=text[begin:test],
+        test=text[test:stop],
         train_split="the fables, without the end of the appendix",
         note=INFERRED,
         heading=_CAPITALS,
@@ -187,47 +150,33 @@ _ABSENT = (
 
 
 def _wikitext2(folder: Path) -> Corpus:
-    """Word by word, as published (Merity et al., 2017). The train split where it is there, else the valid split."""
-    paths = {split: _first(folder, f"{split}.txt", f"wiki.{split}.tokens") for split in ("train", "valid", "test")}
-    split = "train" if paths["train"] else "valid"
+    """Word by word, as published (Merity et al., 2017). The train split if it is there, else the valid split."""
+    paths = {split: find_file(folder, f"{split}.txt", f"wiki.{split}.tokens") for split in ("train", "valid", "test")}
+    split, texts = "train" if paths["train"] else "valid", []
     for needed in (split, "test"):
-        if paths[needed] is None:
-            raise _missing(f"{needed}.txt", folder, f"Put wiki.{needed}.tokens of WikiText-2 (word level) there")
-    train, test = (_read(path) for path in (paths[split], paths["test"]) if path is not None)
+        path = paths[needed]
+        if path is None:
+            raise missing_file(f"{needed}.txt", folder, f"Put wiki.{needed}.tokens of WikiText-2 (word level) there")
+        texts.append(_read(path))
     return Corpus(
         name="wikitext-2",
         unit="word",
-        whole=train,
+        whole=texts[0],
         begin=0,
-        train=train,
-        test=test,
+        train=texts[0],
+        test=texts[1],
         train_split=f"the {split} split",
         note="" if split == "train" else _ABSENT,
         heading=r"^ = ([^=\n]+) = $",
     )
 
 
-def _first(folder: Path, *names: str) -> Path | None:
-    candidates = [folder / f"{name}{end}" for name in names for end in (".gz", "")]
-    return next((path for path in candidates if path.is_file()), None)
-
-
 def _read(path: Path) -> str:
     """The text with lines that end in a line feed alone, without the mark that some editors begin a file with."""
     try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
-    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-        raise Damaged(f"{path} cannot be read ({error}).", hint="Remove the file and fetch it again.") from None
-    return text.replace("\r\n", "\n")
-
-
-def _missing(file: str, folder: Path, what: str) -> NotFound:
-    return NotFound(
-        f"{file} is not in {folder}.",
-        hint=f"{what}; name another data folder with --data DIR or the environment variable {DATA_VARIABLE}.",
-        field="data",
-    )
+        return read_file(path).decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"cannot be read ({error})") from None
 
 
 UNKNOWN = "<unk>"
@@ -264,21 +213,12 @@ class Vocabulary:
     """The distinct tokens of a text, in the order of their characters' numbers; of words, <unk> is always one."""
 
     def __init__(self, text: str, unit: Unit) -> None:
-        """Raises MissingPackage where `tokenizers` is not installed."""
-        try:
-            from tokenizers import Tokenizer
-            from tokenizers.models import WordLevel
-        except ImportError as error:
-            raise missing_package(error) or error from None
-        splitter = _splitter(unit)
-        distinct = {word for word, _ in splitter.pre_tokenize_str(text)} | ({UNKNOWN} if unit == "word" else set())
-        self.words = tuple(sorted(distinct))
+        self._token = re.compile(r"[\s\S]" if unit == "character" else r"\n|\S+")
+        self.words = tuple(sorted({*self._token.findall(text), *([UNKNOWN] if unit == "word" else [])}))
         """By id."""
-        numbers = {word: number for number, word in enumerate(self.words)}
-        self.unknown = numbers.get(UNKNOWN, -1)
+        self._ids = {word: number for number, word in enumerate(self.words)}
+        self.unknown = self._ids.get(UNKNOWN, -1)
         """Id of <unk>; -1 for characters, which have none."""
-        self.tokenizer = Tokenizer(WordLevel(numbers, unk_token=UNKNOWN))
-        self.tokenizer.pre_tokenizer = splitter
 
     def __len__(self) -> int:
         return len(self.words)
@@ -291,15 +231,6 @@ class Vocabulary:
                 hint="Use only characters of the training text in a prompt.",
                 field="prompt",
             )
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        return Tokens(text, np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
-
-
-def _splitter(unit: Unit) -> PreTokenizer:
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import Sequence, Split
-
-    if unit == "character":
-        return Split(Regex(r"[\s\S]"), "isolated")
-    return Sequence([Split(Regex("[^\\S\n]+"), "removed"), Split("\n", "isolated")])
+        found = [(self._ids.get(match.group(), self.unknown), *match.span()) for match in self._token.finditer(text)]
+        ids, starts, ends = np.array(found, dtype=np.int64).reshape(-1, 3).T
+        return Tokens(text, ids.copy(), starts.copy(), ends.copy())

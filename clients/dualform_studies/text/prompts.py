@@ -1,16 +1,13 @@
-"""Tables 2 to 7 of the paper, word for word, and prompts: texts whose last token asks what it was trained on.
-
-The text version of the paper that the rows were taken from had lost some of the bold type that marks tokens. There the
-mark stands where the other rows of the same table have it, and `marked` is False. Table 2 came with its three passages
-in one cell; where each ends is our reading.
-"""
+"""Tables 2 to 7 of the paper, and prompts: texts whose last token asks what it was trained on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput
 from dualform_studies.report import MarkedPassage
 from dualform_studies.text.corpora import Corpus, Tokens
+from dualform_studies.text.training import CONTEXT
 
 
 @dataclass(frozen=True)
@@ -57,72 +55,6 @@ class Cases:
 
 
 _MENTIONS = 3
-_TIMES = (
-    "one|once|two|twice|three|last|first|most|least|length|times?|night|noon|midnight|dawn|daybreak|sunrise|sunset|"
-    "evening|morning|present|moment|hour"
-)
-SHIPS = r"\b(?:war|battle)?(?:ship|cruiser|ironclad|destroyer|frigate|submarine)s?\b"
-HER = r"(?<!\S)(?-i:Her) (?P<token>\S)"
-
-FORMS = (
-    Form(
-        3,
-        'the word "fast"',
-        "the marked letter is the a of fast, faster or fastest",
-        r"\bf(?P<token>a)st(?:er|est)?\b",
-    ),
-    Form(
-        3,
-        '"fast" in the sense of quickly',
-        "the marked letter is the a of fast after as, so, too, how or very, or of faster or fastest (being held or "
-        "stuck fast does not count)",
-        r"\b(?:(?P<degree>as|so|too|how|very)\s+)?\bf(?P<token>a)st(?(degree)(?:er|est)?|(?:er|est))\b",
-    ),
-    Form(
-        4,
-        '"a", one more word, and a word that starts with d',
-        "the marked letter is the d that begins the second word after a or an",
-        r"\ban?\s+[\w\u2019'-]+\s+(?P<token>d)\w",
-    ),
-    Form(
-        5,
-        'the word "at"',
-        "the marked token is the space, or the line's end, after at",
-        r"\bat(?P<token>\s)",
-    ),
-    Form(
-        5,
-        '"at" before a word of time or number',
-        "the marked token is the space, or the line's end, after at, and a word of time or number follows (also after "
-        "the, the same or this)",
-        rf"\bat(?P<token>\s)(?:(?:the|this)\s+(?:same\s+)?)?(?:{_TIMES})\b",
-    ),
-    Form(
-        2,
-        'a word after "Her" on a page that names ships',
-        "the marked word follows Her, on a page that names ships three times or more",
-        HER,
-        SHIPS,
-    ),
-    Form(
-        6,
-        'the word "contribution"',
-        "the marked word is contribution or contributions",
-        r"(?<!\S)(?P<token>contributions?)(?!\S)",
-    ),
-    Form(
-        7,
-        '"it" after a verb of saying or judging',
-        "the marked word is it, after a verb of saying or judging (describing, calling, considering, rating, praising, "
-        "naming, finding, comparing, or a form of these)",
-        r"\b(?:(?:describ|call|consider|rat|prais|nam|compar|find)(?:ing|ed|es|e|s)?|found) (?P<token>it)(?!\S)",
-    ),
-)
-"""One table may have several."""
-
-
-def forms_of(table: int) -> list[Form]:
-    return [form for form in FORMS if form.table == table]
 
 
 _BEFORE, _AFTER = 90, 60
@@ -142,7 +74,8 @@ class Passage:
 
     def marked(self) -> MarkedPassage:
         """As a page shows it: in one line, with a token that is nothing but space made visible."""
-        return MarkedPassage(_one_line(self.before), _visible(self.token), _one_line(self.after))
+        before, after = (re.sub(r"\s+", " ", text) for text in (self.before, self.after))
+        return MarkedPassage(before, {" ": "␣", "\n": "↵"}.get(self.token, self.token), after)
 
 
 def cut(tokens: Tokens, at: int) -> Passage:
@@ -176,14 +109,6 @@ def _spelt(quotation: str) -> str:
     return _GAP.join(_QUOTES.get(letter, re.escape(letter)) for letter in letters)
 
 
-def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text)
-
-
-def _visible(token: str) -> str:
-    return {" ": "␣", "\n": "↵"}.get(token, token)
-
-
 @dataclass(frozen=True)
 class Row:
     rank: str
@@ -209,6 +134,8 @@ class PublishedTable:
     """The text that the query was taken from."""
     query: Row
     rows: tuple[Row, ...]
+    forms: tuple[Form, ...] = ()
+    """What the passages have in common."""
 
     @property
     def unmarked(self) -> list[str]:
@@ -216,248 +143,25 @@ class PublishedTable:
         return [row.rank for row in (self.query, *self.rows) if not row.marked]
 
 
-AESOP_TABLES = (
-    PublishedTable(
-        3,
-        'a concept of "doing something fast"',
-        "test",
-        Row(
-            "Query",
-            Passage("Wolf was glad to take himself off as f", "a", "st as his legs would carry him"),
-            marked=False,
-        ),
-        (
-            Row(
-                "Top-1",
-                Passage(
-                    "When the Hare awoke, the Tortoise was not in sight; and running as f",
-                    "a",
-                    "st as he could, he found her comfortably dozing at their goal.",
-                ),
-                marked=False,
-            ),
-            Row(
-                "Top-2",
-                Passage(
-                    "But the Stork with his long legs easily followed them to the water, and kept on eating them as f",
-                    "a",
-                    "st as he could.",
-                ),
-            ),
-            Row(
-                "Top-3",
-                Passage(
-                    "The poor Mule made room for him as f",
-                    "a",
-                    "st as he could, and the Horse went proudly on his way.",
-                ),
-                marked=False,
-            ),
-        ),
-    ),
-    PublishedTable(
-        4,
-        'a phrase of form "a + adjective/single + word starting with d"',
-        "test",
-        Row(
-            "Query",
-            Passage("The Wolf stood high up the stream and the Lamb a little ", "d", "istance below."),
-            marked=False,
-        ),
-        (
-            Row(
-                "Top-1",
-                Passage(
-                    "when the Pigeons had let him come in, they found that he slew more of them in a single ",
-                    "d",
-                    "ay than the Kite could",
-                ),
-            ),
-            Row(
-                "Top-2",
-                Passage(
-                    "all the advantages that you mention, yet when I hear the bark of but a single ",
-                    "d",
-                    "og, I faint with terror",
-                ),
-                marked=False,
-            ),
-            Row(
-                "Top-3",
-                Passage(
-                    "GREAT Cloud passed rapidly over a country which was parched by heat, but did not let "
-                    "fall a single ",
-                    "d",
-                    "rop to refresh it.",
-                ),
-            ),
-        ),
-    ),
-    PublishedTable(
-        5,
-        'a phrase of form "at" plus some timing or counting related concept',
-        "train",
-        Row(
-            "Query",
-            Passage(
-                "The Squirrel takes a look at them—he can do no more. At",
-                " ",
-                "one time he is called away; at another, even dragged off in the Lion's service.",
-            ),
-        ),
-        (
-            Row(
-                "Top-1",
-                Passage(
-                    "at seeing an elephant. Is it his great bulk that you so much admire? Mere size is nothing. At",
-                    " ",
-                    "most it can only frighten little girls and boys",
-                ),
-            ),
-            Row(
-                "Top-2",
-                Passage(
-                    "At times he would snap at his prey, and at",
-                    " ",
-                    "times play with him and lick him with his tongue,",
-                ),
-            ),
-            Row(
-                "Top-3",
-                Passage(
-                    "As the Log did not move, they swam round it, keeping a safe distance away, and at",
-                    " ",
-                    "last one by one hopped upon it.",
-                ),
-            ),
-        ),
-    ),
-)
-
-WIKITEXT2_TABLES = (
-    PublishedTable(
-        2,
-        "pages about warships, and a similar sentence structure",
-        "test",
-        Row(
-            "Query",
-            Passage("Her ", "principal", " role was for combat in the English Channel and other European"),
-            "Ironclad warship",
-        ),
-        (
-            Row(
-                "Top-1",
-                Passage("Her sailing rig also was removed . Her ", "main", " battery guns were replaced with new"),
-                "Portuguese ironclad",
-            ),
-            Row(
-                "Top-2",
-                Passage("between the two funnels . Her ", "secondary", " armament consisted of fourteen 15 cm"),
-                "SMS Markgraf",
-            ),
-            Row(
-                "Top-3",
-                Passage("single mounts . Her ", "primary", " offensive weapon was her five 450 mm."),
-                "Italian cruiser Aretusa",
-            ),
-            Row(
-                "Negative",
-                Passage("written especially for the singer . Her ", "first", " hit song in America was her rendition"),
-                "Nina Simone",
-            ),
-        ),
-    ),
-    PublishedTable(
-        6,
-        'some "contributions of somebody on something"',
-        "test",
-        Row(
-            "Query",
-            Passage(
-                "her painting was printed opposite that of Tommy Watson , who was by this time famous , "
-                "particularly for his ",
-                "contribution",
-                " to the design of a new building for",
-            ),
-            "Josepha Petrick Kemarre",
-        ),
-        (
-            Row(
-                "Top-1",
-                Passage(
-                    "In February 1960, for his ",
-                    "contribution",
-                    " to the film industry, Olivier was inducted into the Hollywood Walk of Fame",
-                ),
-                "Laurence Olivier",
-                marked=False,
-            ),
-            Row(
-                "Top-2",
-                Passage(
-                    "he was appointed as honorary Assistant Superintendent of Police by the Singapore Police "
-                    "Force in recognition for his ",
-                    "contribution",
-                    " as consultant",
-                ),
-                "Khoo Kheng-Hor",
-            ),
-            Row(
-                "Top-3",
-                Passage("Colby did not credit Weizenbaum for his ", "contribution", " to the program ."),
-                "History of AI",
-            ),
-        ),
-    ),
-    PublishedTable(
-        7,
-        '"somebody rating (or commenting on) something (e.g. movie/song)"',
-        "test",
-        Row(
-            "Query",
-            Passage(
-                'IGN \'s Matt gave "The " a score of 9 @.@ 4 out of 10, describing ',
-                "it",
-                ' as " a in storytelling " which " refreshingly " lacked traditional Christmas references',
-            ),
-            "The Snowmen",
-            marked=False,
-        ),
-        (
-            Row(
-                "Top-1",
-                Passage(
-                    'Den of Geek writer named it the "finest" stand @-@ alone episode of the second season, '
-                    "describing ",
-                    "it",
-                    ' as "a genuinely creepy 45 @-@ minute horror movie"',
-                ),
-                "Irresistible (film)",
-            ),
-            Row(
-                "Top-2",
-                Passage(
-                    'NME felt that it was the "most impressive" song on the album, describing ',
-                    "it",
-                    " as a \"gorgeously sparse prayer built around Adam Clayton's bassline and Bono's rough\"",
-                ),
-                "Moment of Surrender",
-            ),
-            Row(
-                "Top-3",
-                Passage(
-                    "James from magazine gave the film 2 out of 5 stars, describing ", "it", " as \"' Alien' meets"
-                ),
-                "Species (film)",
-                marked=False,
-            ),
-        ),
-    ),
-)
+def published_tables(study: str) -> tuple[PublishedTable, ...]:
+    """Those of a study, as published.toml has them."""
+    read = tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
+    return tuple(
+        PublishedTable(
+            table["number"],
+            table["remark"],
+            table["origin"],
+            _row(table["query"]),
+            tuple(map(_row, table["row"])),
+            tuple(Form(table["number"], **form) for form in table["form"]),
+        )
+        for table in read["table"]
+        if table["study"] == study
+    )
 
 
-CONTEXT = 100
-"""Tokens that the network reads, from a state of zeros; the last of them is the query. So many in the paper's code."""
+def _row(read: dict[str, Any]) -> Row:
+    return Row(read["rank"], Passage(*read["passage"]), read.get("title", ""), read.get("marked", True))
 
 
 @dataclass(frozen=True)
@@ -474,12 +178,8 @@ class Prompt:
     it, and its words are those printed."""
 
 
-def paper_prompts(texts: Mapping[str, Tokens], tables: Sequence[PublishedTable]) -> list[Prompt]:
-    """The paper's queries with what stands before them, cut from the texts "train" and "test" where these have them."""
-    return [_paper_prompt(texts[table.origin], table) for table in tables]
-
-
-def _paper_prompt(tokens: Tokens, table: PublishedTable) -> Prompt:
+def paper_prompt(tokens: Tokens, table: PublishedTable) -> Prompt:
+    """The query of a table with what stands before it, cut from the text that it was taken from if this has it."""
     name, quoted = f"table-{table.number}", table.query.passage
     found = find(tokens.text, quoted)
     if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dualform.errors import AlreadyExists, BadInput
+from dualform.errors import AlreadyExists, BadInput, NotFound
 from dualform_studies.assignment import Assignment, Progress
+from dualform_studies.claims import Beside
 from dualform_studies.report import (
     Cell,
     Page,
@@ -26,29 +27,16 @@ from dualform_studies.report import (
     study_of,
     write_report,
 )
-from dualform_studies.text.attention import Attention, Question, Questions, prepare, read_by
 from dualform_studies.text.corpora import Corpus, Vocabulary, load_corpus
-from dualform_studies.text.observations import (
-    Sample,
-    asked_of,
-    beside_paper,
-    claims_of,
-    findings,
-    prevalence_of,
-    samples_of,
-    standards_of,
-)
+from dualform_studies.text.observations import Inquiry, claims_of, ranks_in_words
 from dualform_studies.text.prompts import (
-    AESOP_TABLES,
-    WIKITEXT2_TABLES,
     Passage,
-    Prompt,
     PublishedTable,
     own_prompts,
-    paper_prompts,
+    paper_prompt,
+    published_tables,
 )
-from dualform_studies.text.task import Task
-from dualform_studies.text.training import Recipe, choose_preset, chunks_of_a_pass
+from dualform_studies.text.training import LanguageModel, Recipe, Task, chunks_of_a_pass
 
 
 @dataclass(frozen=True)
@@ -60,33 +48,57 @@ class LanguageStudy:
     """The first is what is run where none is named; "paper" has the paper's sizes."""
     tables: Sequence[PublishedTable]
     paper: Mapping[str, tuple[str, str]]
-    """Figures of the paper by their names in `beside_paper`: what its text says, and what its code has. It was not run
+    """Figures of the paper by their names in `_beside_paper`: what its text says, and what its code has. It was not run
     again: figures stand there "(by the code)", or follow from them and from the texts, "(inferred)"."""
 
 
 def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Recipe | None = None) -> Report:
     """Train, record and ask; the memory is `out` itself, the page and report.json lie in `out/report`.
 
-    Where `out` holds this study already, prompts that are given are asked of it and added to its page. Raises
-    AlreadyExists where it holds anything else, BadInput for a prompt without a token or with a character that the text
-    does not have, and what `load_corpus` raises.
+    If `out` holds this study already, prompts that are given are asked of it and added to its page, and those of the
+    paper if the run was stopped before it asked them. Raises AlreadyExists if it holds anything else, BadInput for a
+    prompt without a token or with a character that the text does not have, and what `load_corpus` raises.
     """
     own_prompts(assignment.prompts)
-    again = bool(assignment.prompts) and not assignment.dry_run and study_of(assignment.out) == study.name
-    if not again and not assignment.dry_run:
-        check_free(assignment.out)
+    out, start = assignment.out, perf_counter()
+    again = bool(assignment.prompts) and not assignment.dry_run and study_of(out) == study.name
+    report: Report = {"prompts": []}
     if again:
-        recipe = Recipe(**_read_report(assignment.out)["recipe"])
-    recipe = (recipe or choose_preset(study.presets, assignment.preset)).with_steps(assignment.steps)
+        report = json.loads((report_folder(out) / "report.json").read_text(encoding="utf-8"))
+        recipe = Recipe(**report["recipe"])
+    elif not assignment.dry_run:
+        check_free(out)
+    preset = assignment.preset or next(iter(study.presets))
+    if recipe is None and preset not in study.presets:
+        hint = f"Presets: {', '.join(study.presets)}."
+        raise NotFound(f"there is no preset {preset!r}.", hint=hint, field="preset")
+    recipe = (recipe or study.presets[preset]).with_steps(assignment.steps)
     task = _task(load_corpus(study.corpus, assignment.data), recipe, assignment.first_seed, assignment.progress)
     if again:
-        return _add_prompts(study, assignment, task)
-    prompts = [*_paper_prompts(study, task), *own_prompts(assignment.prompts)]
-    read_by(task.vocabulary, prompts)
-    samples = samples_of(prompts, standards_of(prompts, task), task)
+        check_same(report, assignment, _digest_of(task))
+    there = {prompt["name"] for prompt in report["prompts"]}
+    texts = {"train": task.train, "test": task.test}
+    prompts = [paper_prompt(texts[table.origin], table) for table in study.tables]
+    prompts = [prompt for prompt in prompts if prompt.name not in there]
+    prompts += own_prompts(assignment.prompts, 1 + sum(name.startswith("prompt-") for name in there))
+    inquiry = Inquiry.of(prompts, task)
     if assignment.dry_run:
-        return dry_run(study.name, task, prompts, samples)
-    return _run(study, assignment, task, prompts, samples)
+        return dry_run(study.name, task, inquiry)
+    if again:
+        network = task.recorded_network(out)
+    else:
+        network, report = _record(study, assignment, task, preset)
+    asked = perf_counter()
+    queries, questions = inquiry.questions(network)
+    answers = (task.rerun if assignment.rerun else task.ask_stored)(out, questions)
+    np.save(report_folder(out) / "queries.npy", queries)
+    found, prevalence = inquiry.findings(task, *answers)
+    report["prompts"] += found
+    report["prevalence"] += prevalence
+    report["seconds"]["asking"] = perf_counter() - asked + report["seconds"].get("asking", 0.0)
+    if not again:
+        report["seconds"]["all"] = perf_counter() - start
+    return _write(study, out, report)
 
 
 def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) -> Task:
@@ -103,10 +115,6 @@ def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) 
     return task
 
 
-def _paper_prompts(study: LanguageStudy, task: Task) -> list[Prompt]:
-    return paper_prompts({"train": task.train, "test": task.test}, study.tables)
-
-
 def _check_room(out: Path, recipe: Recipe) -> None:
     """Raise BadInput where the keys would fill the disk: found out before the training, not after hours of it."""
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
@@ -119,11 +127,9 @@ def _check_room(out: Path, recipe: Recipe) -> None:
         )
 
 
-def _run(
-    study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequence[Prompt], samples: Sequence[Sample]
-) -> Report:
-    """The training, recorded; and run again for the answers, where no keys are stored."""
-    out, recipe, start = assignment.out, task.recipe, perf_counter()
+def _record(study: LanguageStudy, assignment: Assignment, task: Task, preset: str) -> tuple[LanguageModel, Report]:
+    """The trained network, and the report so far."""
+    out, recipe = assignment.out, task.recipe
     if not assignment.rerun:
         _check_room(out, recipe)
     network, seconds = task.record(out, keys=not assignment.rerun)
@@ -132,7 +138,7 @@ def _run(
         "command": assignment.command(study.name),
         "title": study.title,
         "seed": task.seed,
-        "preset": assignment.preset or next(iter(study.presets)),
+        "preset": preset,
         "recipe": asdict(recipe),
         "rerun": assignment.rerun,
         "corpus": _describe(task),
@@ -144,14 +150,11 @@ def _run(
     }
     # From here on the memory can be asked: nothing that goes wrong with asking should cost the training.
     write_report(out, report)
-    asking = prepare(network, task.vocabulary, prompts, asked_of(samples))
-    _ask(out, report, task, asking, samples, task.rerun if assignment.rerun else task.ask_stored)
-    report["seconds"]["all"] = perf_counter() - start
-    return _write(study, out, report)
+    return network, report
 
 
 def _describe(task: Task) -> Report:
-    steps, recipe = task.of_a_pass, task.recipe
+    recipe, steps = task.recipe, chunks_of_a_pass(len(task.train), task.recipe)
     return {
         "name": task.corpus.name,
         "unit": task.corpus.unit,
@@ -171,11 +174,6 @@ def _digest_of(task: Task) -> str:
     """Of the training text and the tokens' numbers, so that passages are never cut from another."""
     parts = (task.corpus.train, *task.vocabulary.words)
     return hashlib.sha256("\0".join(parts).encode("utf-8")).hexdigest()
-
-
-def _read_report(run: Path) -> Report:
-    report: Report = json.loads((report_folder(run) / "report.json").read_text(encoding="utf-8"))
-    return report
 
 
 def check_same(report: Report, assignment: Assignment, digest: str) -> None:
@@ -209,43 +207,10 @@ def check_same(report: Report, assignment: Assignment, digest: str) -> None:
         )
 
 
-def _add_prompts(study: LanguageStudy, assignment: Assignment, task: Task) -> Report:
-    """Ask a finished run about more prompts, and write its page anew; with the paper's, where it was stopped before."""
-    out = assignment.out
-    report = _read_report(out)
-    check_same(report, assignment, _digest_of(task))
-    there = {prompt["name"] for prompt in report["prompts"]}
-    first = 1 + sum(name.startswith("prompt-") for name in there)
-    prompts = [prompt for prompt in _paper_prompts(study, task) if prompt.name not in there]
-    prompts += own_prompts(assignment.prompts, first)
-    samples = samples_of(prompts, standards_of(prompts, task), task)
-    asking = prepare(task.recorded_network(out), task.vocabulary, prompts, asked_of(samples))
-    _ask(out, report, task, asking, samples, task.ask_stored)
-    return _write(study, out, report)
-
-
-def _ask(
-    out: Path,
-    report: Report,
-    task: Task,
-    asking: Questions,
-    samples: Sequence[Sample],
-    answering: Callable[[Path, Sequence[Question]], tuple[list[Any], float]],
-) -> None:
-    """Ask about prompts, and add what they led to."""
-    questions = asking.questions()
-    answers, seconds = answering(out, list(questions.values()))
-    attention = Attention(**dict(zip(questions, answers, strict=True)))
-    np.save(report_folder(out) / "queries.npy", asking.queries)
-    report["prompts"] += findings(asking, attention, task, standards_of(asking.prompts, task))
-    report["prevalence"] += prevalence_of(samples, attention)
-    report["seconds"]["asking"] = seconds + report["seconds"].get("asking", 0.0)
-
-
 def _write(study: LanguageStudy, out: Path, report: Report) -> Report:
     """The page and report.json, with what follows from the answers."""
     report["claims"] = [claim.plain() for claim in claims_of(report)]
-    report["beside_paper"] = beside_paper(report, study.paper)
+    report["beside_paper"] = [row.plain() for row in _beside_paper(report, study.paper)]
     corpus, recipe = report["corpus"], report["recipe"]
     page = Page(out, report["title"])
     page.paragraph(
@@ -288,6 +253,29 @@ def _show_prompt(page: Page, prompt: Report, report: Report) -> None:
     page.table(f"{prompt['name']}-passages", caption, columns, rows)
 
 
+def _beside_paper(report: Report, paper: Mapping[str, tuple[str, str]]) -> list[Beside]:
+    """Figures of the recipe and of the outcome beside those of the paper's text and of its code (`Beside`).
+
+    `paper` has those of the paper by their names here, each a pair of what its text and what its code says.
+    """
+    corpus, recipe = report["corpus"], report["recipe"]
+    ours = {
+        "tokens of the training text": f"{corpus['train_tokens']:,}",
+        "tokens that a pass reads": f"{corpus['tokens_of_a_pass']:,}",
+        "different tokens": f"{corpus['vocabulary']:,}",
+        "units of the LSTM": f"{recipe['hidden']:,}",
+        "streams of so many tokens a step": f"{recipe['batch']} of {recipe['unroll']}",
+        "updates": f"{recipe['steps']:,}",
+    }
+    rows = [Beside(what, value, *paper.get(what, ("", ""))) for what, value in ours.items()]
+    for prompt in report["prompts"]:
+        shown = [row for row in prompt["published"] if row["leads"]]
+        if any(row["rank_here"] is not None for row in shown):
+            what = f"ranks of the passages of Table {prompt['table']}"
+            rows.append(Beside(what, ranks_in_words(shown), text="1, 2, 3"))
+    return rows
+
+
 _WARM_UP, _TIMED = 2, 8
 """Steps: the first of a process are slow, as threads start and memory is mapped."""
 _SLOT_BYTES, _DIGEST_BYTES = 12, 48
@@ -296,12 +284,14 @@ _PRODUCT_SECONDS = 1e-9
 """For one number of a key and one of a query, about, on one core."""
 
 
-def dry_run(study: str, task: Task, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> Report:
+def dry_run(study: str, task: Task, inquiry: Inquiry) -> Report:
     """Slots, bytes and seconds of both ways; nothing is written. Some steps are timed, the rest is arithmetic."""
-    recipe, network = task.recipe, task.initial_network()
-    task.seconds_of(_WARM_UP)
-    step = task.seconds_of(_TIMED) / _TIMED
-    queries = prepare(network, task.vocabulary, prompts, asked_of(samples)).scored
+    recipe, queries, step = task.recipe, inquiry.scored, 0.0
+    for steps in (_WARM_UP, _TIMED):
+        network, optimizer = task.begin()
+        start = perf_counter()
+        task.update(network, optimizer, steps)
+        step = (perf_counter() - start) / steps
     numbers = recipe.slots * recipe.d_in
     table = _SLOT_BYTES * recipe.slots + 2 * sum(4 * value.numel() for value in network.state_dict().values())
     training, answering = recipe.steps * step, _PRODUCT_SECONDS * numbers * queries
@@ -341,7 +331,7 @@ AESOP = LanguageStudy(
         "laptop": Recipe(embedding=64, projection=256, hidden=256, lr=3e-3, clip=1.0, batch=64, steps=24 * 18),
         "paper": Recipe(embedding=64, projection=1024, hidden=1024, lr=1e-3, clip=1.0, batch=64, steps=5000),
     },
-    tables=AESOP_TABLES,
+    tables=published_tables("aesop"),
     paper={
         "tokens of the training text": ("about 185,000 in the book", "119,933 (inferred)"),
         "tokens that a pass reads": ("", "115,200 (inferred)"),
@@ -367,7 +357,7 @@ WIKITEXT2 = LanguageStudy(
             embedding=200, projection=0, hidden=200, lr=3e-3, clip=0.3, batch=128, steps=10_000, dropout=0.5
         ),
     },
-    tables=WIKITEXT2_TABLES,
+    tables=published_tables("wikitext2"),
     paper={
         "tokens of the training text": ("about 2 M", "2,088,628 (inferred)"),
         "tokens that a pass reads": ("", "2,086,400 (inferred)"),

@@ -14,21 +14,25 @@ Shapes: n tokens of a text, B streams, L tokens of a chunk, V tokens of the voca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dualform import PreviewSet
-from dualform.errors import BadInput, NotFound
+from dualform import GroupSum, PreviewSet, Recorder, Rerun, TopK
+from dualform.errors import BadInput
 from dualform_studies.assignment import Progress, or_silent
-from dualform_studies.text.corpora import Tokens
+from dualform_studies.recorded_memory import descend, open_recorded, step_of
+from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -67,15 +71,6 @@ class Recipe:
     def d_in(self) -> int:
         """Width of the LSTM's key [h_(t-1); x_t]."""
         return self.hidden + (self.projection or self.embedding)
-
-
-def choose_preset(presets: Mapping[str, Recipe], name: str | None) -> Recipe:
-    """The preset of that name, the first for None. Raises NotFound, listing those there are, for another name."""
-    if name is None:
-        return next(iter(presets.values()))
-    if name not in presets:
-        raise NotFound(f"there is no preset {name!r}.", hint=f"Presets: {', '.join(presets)}.", field="preset")
-    return presets[name]
 
 
 State: TypeAlias = tuple[Tensor, Tensor]
@@ -168,7 +163,7 @@ def chunks(ids: NDArray[np.int64], recipe: Recipe) -> Iterator[Chunk]:
 
 def passages(tokens: Tokens, begins: Sequence[int], length: int, positions: Sequence[int] | None = None) -> PreviewSet:
     """Stretches of a text, each of `length` tokens from one of `begins` on. `positions`: those of their first tokens,
-    as slots have them; None for 0.
+    as slots have them, counted in the whole text; None for 0.
     """
     texts, offsets = [], []
     for begin in begins:
@@ -178,68 +173,124 @@ def passages(tokens: Tokens, begins: Sequence[int], length: int, positions: Sequ
     return PreviewSet.texts(texts, offsets=offsets, first=positions)
 
 
-def streams(tokens: Tokens, recipe: Recipe) -> PreviewSet:
-    """What each stream reads, by its number. Positions count the tokens of the whole text."""
-    length = chunks_of_a_pass(len(tokens), recipe) * recipe.unroll
-    begins = [stream * length for stream in range(recipe.batch)]
-    return passages(tokens, begins, length, begins)
+CONTEXT = 100
+"""Tokens that the network reads, from a state of zeros; the last of them is the query. So many in the paper's code."""
+PASSAGES = 16
+"""Passages of the test text, of CONTEXT tokens each, that are stored as queries."""
+Question: TypeAlias = TopK | GroupSum
 
 
-StepContext: TypeAlias = Callable[..., AbstractContextManager[object]]
-"""`step` of a recorder or of a rerun."""
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is trained on what, and with which seed."""
 
+    corpus: Corpus
+    vocabulary: Vocabulary
+    train: Tokens
+    test: Tokens
+    recipe: Recipe
+    seed: int
+    progress: Progress | None = None
 
-def begin(
-    vocabulary: int, recipe: Recipe, seed: int, device: torch.device | str = "cpu"
-) -> tuple[LanguageModel, torch.optim.Adam]:
-    """A network in its initial weights, and its optimizer."""
-    network = build_network(vocabulary, recipe, seed).to(device)
-    return network, torch.optim.Adam(network.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+    @property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
+    def network(self) -> LanguageModel:
+        """In its initial weights."""
+        return build_network(len(self.vocabulary), self.recipe, self.seed).to(self.device)
 
-def train(
-    network: LanguageModel,
-    optimizer: torch.optim.Optimizer,
-    tokens: Tokens,
-    recipe: Recipe,
-    seed: int,
-    *,
-    step: StepContext | None = None,
-    dataset: str = "",
-    label: str = "training",
-    progress: Progress | None = None,
-) -> list[float]:
-    """Take `recipe.steps` updates; the loss of each is returned, in nats a token.
+    def recorded_network(self, out: Path) -> LanguageModel:
+        """As a recorded training left it."""
+        network = self.network()
+        network.load_state_dict(load_file(out / "weights" / "final.safetensors"))
+        return network
 
-    With `step`, each is recorded: a slot is one token read, its position the place of that token in the text, its label
-    the token that follows, its sample the stream that read it. Whether the state is carried over is drawn by a
-    generator of its own; dropout draws from torch's, which is set for the training and put back after it.
-    """
-    parameters = list(network.parameters())
-    device = parameters[0].device
-    resets = np.random.default_rng((seed, 1))
-    state: State | None = None
-    losses: list[Tensor] = []
-    network.train()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        for done, chunk in enumerate(chunks(tokens.ids, recipe), start=1):
-            # One chance for all streams: those of a batch begin anew together.
-            if resets.random() < recipe.reset or chunk.opens:
-                state = None
-            inputs, targets = (torch.from_numpy(part).to(device) for part in (chunk.inputs, chunk.targets))
-            columns = {"position": chunk.positions, "label": chunk.targets, "sample": np.arange(recipe.batch)}
-            with nullcontext() if step is None else step(dataset=dataset, **columns):
-                scores, after = network(inputs, state)
-                loss = cross_entropy(scores.flatten(0, 1), targets.flatten())
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                nn.utils.clip_grad_norm_(parameters, recipe.clip)
-                optimizer.step()
-            state = (after[0].detach(), after[1].detach())
-            losses.append(loss.detach())
-            or_silent(progress)(label, done, recipe.steps)
-    return torch.stack(losses).tolist()
+    def begin(self) -> tuple[LanguageModel, torch.optim.Adam]:
+        """A network in its initial weights, and its optimizer."""
+        if self.device == "cuda":
+            # Otherwise sums may be added in another order each time, and a second training would be another one.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        network, recipe = self.network(), self.recipe
+        return network, torch.optim.Adam(network.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+
+    def update(
+        self,
+        network: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        steps: int | None = None,
+        *,
+        recorder: Recorder | None = None,
+        label: str = "training",
+    ) -> list[float]:
+        """Take so many updates, None for the recipe's; the loss of each is returned, in nats a token.
+
+        A recorded slot is one token read, its position the place of that token in the text, its label the token that
+        follows, its sample the stream that read it. Whether the state is carried over is drawn by a generator of its
+        own; dropout draws from torch's, which is set for the training and put back after it.
+        """
+        recipe, resets = self.recipe.with_steps(steps), np.random.default_rng((self.seed, 1))
+        state: State | None = None
+        losses: list[Tensor] = []
+        with torch.random.fork_rng(devices=[self.device] if self.device == "cuda" else []):
+            torch.manual_seed(self.seed)
+            for done, chunk in enumerate(chunks(self.train.ids, recipe), start=1):
+                # One chance for all streams: those of a batch begin anew together.
+                if resets.random() < recipe.reset or chunk.opens:
+                    state = None
+                inputs, targets = (torch.from_numpy(part).to(self.device) for part in (chunk.inputs, chunk.targets))
+                columns = {"position": chunk.positions, "label": chunk.targets, "sample": np.arange(recipe.batch)}
+                with step_of(recorder, dataset=self.corpus.name, **columns):
+                    scores, after = network(inputs, state)
+                    loss = cross_entropy(scores.flatten(0, 1), targets.flatten())
+                    descend(network, optimizer, loss, recipe.clip)
+                state = (after[0].detach(), after[1].detach())
+                losses.append(loss.detach())
+                if recorder is not None:
+                    or_silent(self.progress)(label, done, recipe.steps)
+        return torch.stack(losses).tolist()
+
+    def record(self, out: Path, *, keys: bool) -> tuple[LanguageModel, float]:
+        """The trained network, recorded into a folder, and the seconds it took; without keys for a rerun.
+
+        With keys, what the streams read is stored, too, and passages of the test text as a query set.
+        """
+        network, optimizer = self.begin()
+        names = {self.corpus.name: self.vocabulary.words}
+        start = perf_counter()
+        with Recorder(
+            network, optimizer, out, [LAYER], values=False, label_names=names, keys=keys, quiet=True
+        ) as recorder:
+            self.update(network, optimizer, recorder=recorder, label="training, recorded")
+            seconds = perf_counter() - start
+            if keys:
+                length = chunks_of_a_pass(len(self.train), self.recipe) * self.recipe.unroll
+                streams = [stream * length for stream in range(self.recipe.batch)]
+                recorder.previews(self.corpus.name, passages(self.train, streams, length, streams))
+                length = min(CONTEXT, len(self.test) - 1)
+                begins = np.arange(min(PASSAGES, (len(self.test) - 1) // length)) * length
+                places = begins[:, None] + np.arange(length)
+                inputs, labels = (torch.from_numpy(self.test.ids[own]).to(self.device) for own in (places, places + 1))
+                recorder.query_set("test", inputs, label=labels, previews=passages(self.test, begins.tolist(), length))
+        return network, seconds
+
+    def rerun(self, out: Path, questions: Sequence[Question]) -> list[Any]:
+        """Answers from the training run again."""
+        network, optimizer = self.begin()
+        rerun = Rerun(network, optimizer, out, questions)
+        with rerun:
+            self.update(network, optimizer, recorder=rerun, label="training again, for the answers")
+        return rerun.answers()
+
+    def ask_stored(self, out: Path, questions: Sequence[Question]) -> list[Any]:
+        """Answers from stored keys."""
+        answers: list[Any] = []
+        with open_recorded(out, ram=None) as memory:
+            for question in questions:
+                answers.append(memory.ask(question))
+                or_silent(self.progress)("asking the memory", len(answers), len(questions))
+        return answers
 
 
 def last_queries(network: LanguageModel, prompts: Sequence[Tokens]) -> NDArray[np.float32]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform_studies.assignment import data_folder
-from dualform_studies.images.datasets import _FILES, FOLDER, _local
+from dualform_studies.assignment import data_folder, find_file
+from dualform_studies.images.datasets import _FILES, FOLDER
 
 
 def at_hand(name: str, data: Path | None) -> bool:
     """Whether all four files of a dataset lie in the folder."""
-    return all(_local(data_folder(data) / name, file) for file in _FILES)
+    return all(find_file(data_folder(data) / name, file) for file in _FILES)
 
 
 def write_idx(path: Path, array: np.ndarray, kind: int = 8) -> Path:

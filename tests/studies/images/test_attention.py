@@ -8,26 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from dualform.query.engine import Engine, open_memory
 from dualform_studies.claims import FAILS, HOLDS, IN_PART
-from dualform_studies.documents import OftenFound
 from dualform_studies.images import attention
 from dualform_studies.images.attention import (
+    COMPARED,
     Datapoints,
     ask_attention,
     ask_datapoints,
     ask_greatest,
+    ask_hubs,
     ask_key_norms,
     best_slots,
-    distinct,
-    enough_for_distinct,
+    hub_claims,
+    layer_hubs,
+    often_found,
     sampled_rows,
 )
 from dualform_studies.images.datasets import Dataset, Split, load_dataset
-from dualform_studies.images.dates import SAMPLED, Dates, ask_dates, date_claims
-from dualform_studies.images.hubs import COMPARED, Hubs, LayerHubs, ask_hubs, hub_claims, hubs_of, hubs_report
+from dualform_studies.images.single import SAMPLED, ask_dates, date_claims, kolmogorov, thirds
 from dualform_studies.images.training import Checkpoint, Recipe, mixed_batches, record
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
@@ -104,7 +104,7 @@ def test_attention_is_that_of_float64(recorded: Recorded, number: int, monkeypat
     monkeypatch.setattr(attention, "_AT_ONCE", 17)
     memory, points, checkpoint = recorded.memory, recorded.points, recorded.checkpoint(number)
     rows = np.array([0, 6, 16])
-    for one in ask_attention(memory, LAYERS, checkpoint, recorded.datasets, points):
+    for one in ask_attention(memory, LAYERS, checkpoint, recorded.datasets, points).layers:
         scores = np.abs(recorded.products(one.layer, number))
         assert list(one.groups) == GROUPS
         np.testing.assert_allclose(one.sums, scores @ recorded.groups, rtol=1e-6)
@@ -119,34 +119,35 @@ def test_attention_is_that_of_float64(recorded: Recorded, number: int, monkeypat
 
 def test_a_checkpoint_leaves_out_what_came_later(recorded: Recorded):
     begun = Checkpoint(recorded.datasets[0], 1, last=True)
-    (found,) = ask_attention(recorded.memory, ["layer-1"], begun, recorded.datasets, recorded.points)
+    (found,) = ask_attention(recorded.memory, ["layer-1"], begun, recorded.datasets, recorded.points).layers
     trained = recorded.groups[:BATCH].any(axis=0)
     assert 0 < trained.sum() < 20
     np.testing.assert_array_equal(found.sums.any(axis=0), trained)
-    slots = best_slots(recorded.memory, "layer-1", "test-mnist", np.array([3, 5]), 4, "step < 10", "dot")
+    ten = Checkpoint(recorded.datasets[0], 10, last=True)
+    slots = best_slots(recorded.memory, "layer-1", ten, np.array([3, 5]), 4, "dot")
     assert slots.shape == (2, 4)
     assert (slots < 10 * BATCH).all()
 
 
 def test_hubs_and_dates_are_those_of_float64(recorded: Recorded):
     memory, points, both = recorded.memory, recorded.points, (recorded.checkpoint(0), recorded.checkpoint(1))
-    norms = {layer: ask_key_norms(memory, layer) for layer in LAYERS}
-    seen = [(one, ask_attention(memory, LAYERS, one, recorded.datasets, points)) for one in both]
+    seen = [ask_attention(memory, LAYERS, one, recorded.datasets, points) for one in both]
     dates = ask_dates(memory, LAYERS, both[1], points)
     assert min(COMPARED // 2, SAMPLED) >= 60, "all test images are compared, and dated"
-    for hubs in ask_hubs(memory, seen, points, norms):
-        products = [recorded.products(hubs.layer, number) for number in (0, 1)]
-        asked = np.concatenate([recorded.queries(hubs.layer, number) for number in (0, 1)])
-        lengths = np.outer(np.linalg.norm(asked, axis=1), np.linalg.norm(recorded.keys(hubs.layer), axis=1))
-        signed = np.concatenate(products)
-        for ranking, scores in {"weight": np.abs(signed), "signed": signed, "cosine": signed / lengths}.items():
-            expected = np.bincount(best_images(scores, points.images).ravel(), minlength=len(points.visits))
-            assert getattr(hubs, ranking).counts.tolist() == expected.tolist()
-            assert getattr(hubs, ranking).queries == 120
-        np.testing.assert_allclose(hubs.norms, points.mean_by_image(norms[hubs.layer]), rtol=1e-12)
+    for layer, hubs in ask_hubs(memory, seen).items():
+        products = [recorded.products(layer, number) for number in (0, 1)]
+        asked = np.concatenate([recorded.queries(layer, number) for number in (0, 1)])
+        keys = np.linalg.norm(recorded.keys(layer), axis=1)
+        signed, cosine = (
+            np.concatenate(products),
+            np.concatenate(products) / np.outer(np.linalg.norm(asked, axis=1), keys),
+        )
+        best = (best_images(scores, points.images) for scores in (np.abs(signed), signed, cosine))
+        shares = [np.bincount(images.ravel(), minlength=len(points.visits)) / 120 for images in best]
+        expected = layer_hubs(points, points.mean_by_image(ask_key_norms(memory, layer)), *shares)
+        assert hubs == {"queries": 120, "compared": 120} | expected
         ranked = np.argsort(-products[1], axis=1, kind="stable")[:, :500]
-        np.testing.assert_array_equal(dates[hubs.layer].steps, points.steps[ranked])
-        assert dates[hubs.layer].updates == STEPS
+        np.testing.assert_array_equal(dates[layer], points.steps[ranked])
 
 
 def test_rows_are_drawn_once_each():
@@ -156,30 +157,18 @@ def test_rows_are_drawn_once_each():
     assert drawn == sorted(drawn) == sampled_rows(1000, 200, 1).tolist() != sampled_rows(1000, 200, 2).tolist()
 
 
-@settings(max_examples=30)
-@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=20))
-def test_an_image_counts_once_a_query(best: list[list[int]]):
-    found = hubs_of(np.array(best), 6)
-    assert found.counts.tolist() == [sum(image in row for row in best) for image in range(6)]
-    assert found.queries == len(best)
-
-
-def test_so_many_slots_surely_hold_three_images():
-    images = np.repeat(np.arange(4), [4, 4, 2, 1])
-    points = Datapoints(np.full(11, "mnist", dtype=object), images, images, np.arange(11))
-    assert enough_for_distinct(points) == 9
-    assert distinct(np.array([[0] * 4 + [1] * 4 + [2]])).tolist() == [[0, 1, 2]]
-    assert distinct(np.array([[4, 4, 2, 4, 1, 0], [3, 3, 3, 3, 3, 3]])).tolist() == [[4, 2, 1], [3, 3, 3]]
-
-
 ZERO, SEVEN, SHIRT = ("mnist", 4, 0), ("mnist", 8, 7), ("fashion-mnist", 4, 0)
 Settings = dict[str, dict[tuple[str, int, int], float]]
 
 
 def claimed(*layers: Settings) -> list[tuple[str, str]]:
     """Verdict and measure of both claims; by layer, the images that are often found and their shares."""
-    found = [{name: [OftenFound(*image, share) for image, share in own.items()] for name, own in one.items()}
-             for one in layers]  # fmt: skip
+    keys = ("dataset", "sample", "label", "weight")
+    found = [
+        often_found({name: {"often": [dict(zip(keys, (*image, share), strict=True)) for image, share in own.items()]}
+                     for name, own in one.items()})
+        for one in layers
+    ]  # fmt: skip
     return [(claim.verdict, claim.ours) for claim in hub_claims(dict(zip(("single", "joint"), found, strict=False)))]
 
 
@@ -199,28 +188,27 @@ def test_one_image_is_a_hub_in_two_studies():
 def test_the_report_tells_of_the_greatest_and_of_those_often_found():
     names = np.array(["fashion-mnist", "mnist", "mnist", "mnist", "fashion-mnist", "mnist"], dtype=object)
     points = Datapoints(names, np.array([0, 0, 7, 1, 9, 2]), np.array([4, 4, 8, 9, 11, 12]), np.arange(6))
-    weight, signed, cosine = (
-        Hubs(np.array(counts), queries)
+    shares = (
+        np.array(counts) / queries
         for counts, queries in (([0, 4, 30, 10, 20, 5], 100), ([0, 9, 0, 9, 0, 8], 50), ([0, 0, 0, 10, 0, 0], 50))
     )
-    one = hubs_report([LayerHubs("layer-0", weight, signed, cosine, np.arange(1.0, 7.0))], points)["layer-0"]
+    one = layer_hubs(points, np.arange(1.0, 7.0), *shares)
     told = [(image["sample"], image["weight"]) for ranking in ("by weight", "by cosine") for image in one[ranking]]
     assert told == [(11, 0.18), (8, 0.18), (12, 0.16), (8, 0.2)], "what was never found is not among them"
     assert [image["weight"] for image in one["often"]] == [0.3, 0.1, 0.2, 0.05], "from 1/20 on"
     assert one["often"][0] == {"dataset": "mnist", "sample": 4, "label": 0, "weight": 0.3, "norm": 3.0}
-    assert (one["queries"], one["compared"]) == (100, 50)
 
 
-def dated(*thirds: tuple[int, int]) -> list[tuple[str, str]]:
+def dated(*parts: tuple[int, int]) -> list[tuple[str, str]]:
     """Verdict and measure of both claims, where of 100 datapoints so many are of the first and of the last third; the
     first layer, of which nothing is claimed, comes before."""
-    steps = [np.repeat([0, 15, 29], [early, 100 - early - late, late]) for early, late in ((0, 100), *thirds)]
-    layers = {f"layer-{at}": Dates(np.tile(own, (3, 1)), 30) for at, own in enumerate(steps)}
-    return [(claim.verdict, claim.ours) for claim in date_claims(layers)]
+    steps = [np.repeat([0, 15, 29], [early, 100 - early - late, late]) for early, late in ((0, 100), *parts)]
+    layers = {f"layer-{at}": np.tile(own, (3, 1)) for at, own in enumerate(steps)}
+    return [(claim.verdict, claim.ours) for claim in date_claims(layers, 30)]
 
 
 def test_dates_are_judged_by_thirds_of_the_training():
-    assert Dates(np.array([[0, 9, 10, 29], [19, 20, 21, 22]]), 30).thirds == [0.25, 0.25, 0.5]
+    assert thirds(np.array([[0, 9, 10, 29], [19, 20, 21, 22]]), 30) == [0.25, 0.25, 0.5]
     for late, verdict in (((37, 20), HOLDS), ((39, 20), IN_PART), ((39, 50), FAILS)):
         assert dated(*((30, share) for share in late))[0][0] == verdict
     for first, second, verdict in (
@@ -235,5 +223,5 @@ def test_dates_are_judged_by_thirds_of_the_training():
         assert found == verdict
         assert f"{first[0]}.0 / {100 - sum(first)}.0 / {first[1]}.0 % at layer-1" in ours
     steps = np.random.default_rng(2).integers(0, 30, (4, 25))
-    kolmogorov = [max(abs(np.mean(row <= step) - (step + 1) / 30) for step in range(30)) for row in steps]
-    np.testing.assert_allclose(Dates(steps, 30).distance(), kolmogorov)
+    expected = [max(abs(np.mean(row <= step) - (step + 1) / 30) for step in range(30)) for row in steps]
+    np.testing.assert_allclose(kolmogorov(steps, 30), expected)

@@ -20,9 +20,11 @@ from dualform_studies.assignment import Assignment
 from dualform_studies.images.compact import (
     SHARE,
     compare_orders,
+    directions_holding,
     orthogonal_directions,
     pairs_of,
     record_pairs,
+    truncated,
     update_of,
 )
 from dualform_studies.images.datasets import load_dataset
@@ -168,10 +170,14 @@ def test_an_update_of_two_directions_is_found_and_given_back():
         for both in (start, start + (left * [3.0, 1.0]) @ right.T)
     )
     update = update_of("l", begun, ended)
-    np.testing.assert_allclose(update.strengths, [3, 1, 0, 0, 0], atol=1e-12)
-    np.testing.assert_allclose(update.energy(), [0, 0.9, 1, 1, 1, 1], atol=1e-12)
-    assert [update.directions_holding(share) for share in (0.89, 0.95)] == [1, 2]
-    np.testing.assert_allclose(update.truncated(1), start + 3 * np.outer(left[:, 0], right[:, 0]), atol=1e-12)
-    np.testing.assert_allclose(update.truncated(0), start, atol=0)
+    strengths = update[1]
+    np.testing.assert_allclose(strengths, [3, 1, 0, 0, 0], atol=1e-12)
+    # The first direction holds nine tenths.
+    assert [directions_holding(share, strengths) for share in (0.89, 0.91, 0.95)] == [1, 2, 2]
+    for rank, expected in ((0, start), (1, start + 3 * np.outer(left[:, 0], right[:, 0]))):
+        both = torch.from_numpy(expected).float()
+        torch.testing.assert_close(
+            truncated("l", begun, update, rank), {"l.weight": both[:, :-1], "l.bias": both[:, -1]}
+        )
     named = {name: both.float() for name, both in ended.items()}
-    torch.testing.assert_close(update.parameters(2), named)
+    torch.testing.assert_close(truncated("l", begun, update, 2), named)

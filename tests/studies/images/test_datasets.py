@@ -138,7 +138,7 @@ def test_idx_files_are_read_as_they_were_written_and_damage_is_named(tmp_path: P
         }
     for content, message in damaged.items():
         path.write_bytes(content)
-        with pytest.raises(Damaged, match=f"{name} {message or 'cannot be decompressed'}"):
+        with pytest.raises(Damaged, match=f"{name} {message or 'cannot be read'}"):
             read_idx(path, dimensions=3)
 
 

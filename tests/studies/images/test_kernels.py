@@ -10,8 +10,8 @@ import pytest
 
 import dualform
 from dualform_studies.images.datasets import load_dataset
-from dualform_studies.images.kernels import KernelsRecipe, Share, ask_kernels, attend, kernel_verdict
-from dualform_studies.images.training import Recipe, batch_rows, batches, record
+from dualform_studies.images.kernels import KernelsRecipe, ask_kernels, attend, kernel_verdict
+from dualform_studies.images.training import Recipe, epochs, record
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
 RECIPE = KernelsRecipe((0.05, 2.0, 300.0), last=4, every=3)
@@ -22,7 +22,7 @@ def trained(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     """A memory of a short training, its dataset, and the report."""
     out, dataset = tmp_path_factory.mktemp("kernels") / "run", load_dataset("mnist", made_up_data)
     recipe = Recipe(hidden=(24, 16), lr=0.004, batch=32, steps=60)
-    record([dataset], batches(dataset, batch_rows(dataset.split.trained, recipe, seed=0, part=0)), recipe, 0, out)
+    record([dataset], epochs(dataset, recipe, seed=0), recipe, 0, out)
     return out, dataset, ask_kernels(out, dataset, LAYERS, recipe=RECIPE)
 
 
@@ -36,12 +36,10 @@ def images(dataset: Any, count: int, *, tested: bool) -> tuple[np.ndarray, np.nd
 
 def test_sums_are_those_of_the_engine(trained):
     queries = np.random.default_rng(0).normal(size=(7, 24)).astype(np.float32)
-    shares = [Share(slice(0, 7), 0.05), Share(slice(2, 4), 2.0), Share(slice(4, 7), 1e4)]
+    asked = [(queries, 0.05), (queries[2:4], 2.0), (queries[4:], 1e4), (queries, 2.0)]
     with dualform.open(trained[0]) as memory:
-        for share, found in zip(shares, attend(memory, "layer-1", queries, shares), strict=True):
-            exact = memory.output(
-                "layer-1", queries[share.queries], kernel="softmax", temperature=share.temperature, initial=False
-            )
+        for (own, temperature), found in zip(asked, attend(trained[0], "layer-1", asked), strict=True):
+            exact = memory.output("layer-1", own, kernel="softmax", temperature=temperature, initial=False)
             np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-5 * np.abs(exact.values).max())
 
 

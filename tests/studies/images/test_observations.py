@@ -10,25 +10,34 @@ import numpy as np
 import pytest
 
 from dualform_studies.claims import FAILS, HOLDS, IN_PART
-from dualform_studies.images.attention import Datapoints, LayerAttention, classes_of
+from dualform_studies.images.attention import Datapoints, LayerAttention, Seen, classes_of
 from dualform_studies.images.datasets import Dataset, Images, every_row, load_dataset
-from dualform_studies.images.error_norm import TRENDS, trend_claims, trends
 from dualform_studies.images.observations import (
-    EVERY,
-    SOME,
     Findings,
     Prevalence,
     choose_recognised_as,
     choose_showing,
     continual_findings,
     crossing_claim,
-    crossing_prevalence,
+    every,
     forgetting_claims,
     joint_findings,
     prevalence_claims,
     single_findings,
+    some,
 )
-from dualform_studies.images.table1 import CELLS, PAPER, beside_table_1, count_cells, is_met, over_runs, table_1_claims
+from dualform_studies.images.single import (
+    CELLS,
+    PAPER,
+    TRENDS,
+    beside_table_1,
+    count_cells,
+    is_met,
+    over_runs,
+    table_1_claims,
+    trend_claims,
+    trends,
+)
 from dualform_studies.images.training import Checkpoint
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
@@ -53,6 +62,9 @@ class MadeUp:
             sums[np.arange(IMAGES), [strong(image) for image in range(IMAGES)]] += self.draw.integers(0, 2, IMAGES)
             self.found.append(LayerAttention(layer, groups, sums, self.draw.integers(0, SLOTS, (IMAGES, 3))))
         return self.found
+
+    def seen(self, dataset: Dataset, attention: list[LayerAttention], given: np.ndarray) -> Seen:
+        return Seen(Checkpoint(dataset, 10, last=True), attention, self.points, given)
 
     def leader(self, image: int, at: int) -> int:
         return int(np.argmax(self.found[at].sums[image]))
@@ -80,7 +92,8 @@ def test_a_six_and_its_zeros(made: MadeUp):
     attention = made.attention((digits,), lambda image: int(labels[image]))
     given = np.where(made.draw.random(IMAGES) < 0.8, labels, 1)
     best = {layer: made.draw.random((IMAGES, 10)) for layer in LAYERS}
-    found = single_findings(attention, best, made.points, Checkpoint(digits, 10, last=True), given)
+    greatest = [one[labels == 6] for one in best.values()]
+    found = single_findings(made.seen(digits, attention, given), greatest)
     right = np.flatnonzero(labels == given).tolist()
     sixes = [image for image in right if labels[image] == 6]
     leads = {image: all(made.leader(image, at) == labels[image] for at in range(3)) for image in right}
@@ -98,7 +111,7 @@ def test_a_boot_a_dress_and_a_sandal(made: MadeUp):
     fashion, labels = made.pair[1], made.pair[1].test.labels
     attention = made.attention(made.pair, lambda image: 14 if labels[image] == 9 else 10 + int(labels[image]))
     given = np.where(made.draw.random(IMAGES) < 0.9, labels, 1)
-    found = joint_findings(attention, made.points, Checkpoint(fashion, 10, last=True), given)
+    found = joint_findings(made.seen(fashion, attention, given))
     boots, dresses, sandals = (np.flatnonzero((labels == given) & (labels == label)).tolist() for label in (9, 3, 5))
     shares = [one.sums / one.sums.sum(axis=1, keepdims=True) for one in attention]
     of_mnist = [[any(name == "mnist" for name, _ in made.top(i, at)) for i in range(IMAGES)] for at in range(3)]
@@ -124,12 +137,11 @@ def test_a_one_taken_for_a_three(made: MadeUp):
     given = np.where(draw.random(IMAGES) < 0.5, labels, draw.integers(0, 10, IMAGES))
     given[labels == 1] = np.where(draw.random(int((labels == 1).sum())) < 0.7, 3, 1)
     spoilt = (draw.random(IMAGES) < 0.7) & (given != labels)
-    crossed = crossing_prevalence(made.attention(made.pair, lambda image: 0), made.points, "fashion-mnist")
+    second = made.seen(made.pair[1], made.attention(made.pair, lambda image: 0), made.pair[1].test.labels)
     attention = made.attention(made.pair, lambda image: 13 if labels[image] == 1 else 10 + (image * 7) % 10)
 
     def asked(given: np.ndarray, spoilt: np.ndarray) -> Findings:
-        last = Checkpoint(digits, 10, last=True)
-        return continual_findings(attention, crossed, last, "fashion-mnist", given, spoilt)
+        return continual_findings(made.seen(digits, attention, given), second, spoilt)
 
     found, ones = asked(given, spoilt), np.flatnonzero((labels == 1) & (given == 3)).tolist()
     mistaken = np.flatnonzero(labels != given)
@@ -144,20 +156,21 @@ def test_a_one_taken_for_a_three(made: MadeUp):
     example = none.shown["interference"]
     assert example.label != example.given
     assert spoilt[example.row], "an example of interference is one that the second dataset spoils"
-    assert asked(given, np.zeros(IMAGES, dtype=bool)).shown == {"interference": None}
+    assert asked(given, np.zeros(IMAGES, dtype=bool)).shown["interference"] is None
+    assert asked(given, spoilt).shown["recognised-fashion-mnist"].label == 3
 
 
 def test_a_recognised_example_is_of_its_class_where_there_is_one(made: MadeUp):
     digits, labels = made.pair[0], made.pair[0].test.labels
-    assert choose_recognised_as(digits, labels, 7).row == labels.tolist().index(7)
-    assert choose_recognised_as(digits, np.where(labels == 7, 1, labels), 7).row == 0
-    assert choose_recognised_as(digits, (labels + 1) % 10, 7) is None
+    assert choose_recognised_as(made.seen(digits, [], labels), 7).row == labels.tolist().index(7)
+    assert choose_recognised_as(made.seen(digits, [], np.where(labels == 7, 1, labels)), 7).row == 0
+    assert choose_recognised_as(made.seen(digits, [], (labels + 1) % 10), 7) is None
 
 
 def seen_by(*rows: np.ndarray) -> str:
     """The verdict where these of 1,000 images show it, layer by layer."""
     everything = np.ones(1000, dtype=bool)
-    near = [Prevalence("near", layer, "images", everything, seen) for layer, seen in zip(LAYERS, rows, strict=True)]
+    near = {layer: Prevalence("images", everything, seen) for layer, seen in zip(LAYERS, rows, strict=True)}
     claim = crossing_claim("joint.crossing", near)
     assert "at least 1/20 at the last layer" in claim.criterion
     return claim.verdict
@@ -180,14 +193,14 @@ def test_attention_across_grows_from_layer_to_layer_beyond_chance():
 
 def test_prevalence_is_of_the_images_concerned_and_joined_over_layers_as_asked():
     yes, first_two = np.ones(3, dtype=bool), np.array([True, True, False])
-    one = Prevalence("it leads", "layer-1", "sixes", first_two, np.array([True, False, True]))
+    one = Prevalence("sixes", first_two, np.array([True, False, True]))
     assert (one.count, one.total, str(one)) == (1, 2, "1 of 2 sixes (50.0 %)")
-    seen = {"layer-0": np.array([True, False, False]), "layer-1": first_two}
-    assert [Prevalence.over("it leads", how, "sixes", yes, seen).count for how in (EVERY, SOME)] == [1, 2]
-    assert prevalence_claims({"single.six-leads": Prevalence("it leads", EVERY, "sixes", ~yes, yes)}) == []
+    seen = [np.array([True, False, False]), first_two]
+    assert [Prevalence("sixes", yes, how(seen)).count for how in (every, some)] == [1, 2]
+    assert prevalence_claims({"single.six-leads": Prevalence("sixes", ~yes, yes)}) == []
     nine = np.ones(9, dtype=bool)
     for count, verdict in ((6, HOLDS), (5, IN_PART), (3, IN_PART), (2, FAILS)):
-        few = Prevalence("it leads", EVERY, "sixes", nine, np.arange(9) < count)
+        few = Prevalence("sixes", nine, np.arange(9) < count)
         (claim,) = prevalence_claims({"single.six-leads": few})
         assert (claim.verdict, claim.ours) == (verdict, f"{count} of 9 sixes ({100 * count / 9:.1f} %)")
     (claim,) = prevalence_claims({"single.other-class": few})
@@ -200,7 +213,9 @@ def test_the_query_shown_is_the_first_that_shows_most():
 
     def shown(*seen: str, concerned: str = "1110") -> int | None:
         flags = [np.array([mark == "1" for mark in marks]) for marks in (concerned, *seen)]
-        query = choose_showing(dataset, given, [Prevalence("", EVERY, "", flags[0], one) for one in flags[1:]])
+        points = Datapoints(*(np.arange(0) for _ in range(4)))
+        all_seen = Seen(Checkpoint(dataset, 1, last=True), [], points, given)
+        query = choose_showing(all_seen, *(Prevalence("", flags[0], one) for one in flags[1:]))
         return query and query.row
 
     assert [shown("0111", "1011"), shown("0110", "0000"), shown("0000")] == [2, 1, 0]

@@ -16,18 +16,18 @@ from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Assignment, data_folder
 from dualform_studies.images import prediction, study
 from dualform_studies.images.datasets import draw_split, load_dataset
-from dualform_studies.images.error_norm import error_norm_sums
 from dualform_studies.images.kernels import KernelsRecipe
+from dualform_studies.images.single import error_norm_sums
 from dualform_studies.images.study import (
     CIFAR10,
     CONTINUAL,
     JOINT,
     RECIPE as THE_RECIPE,
     SINGLE,
+    SINGLE_VARIANTS,
     VARIANTS,
     _beside,
     run_images,
-    run_variants,
 )
 from dualform_studies.images.training import Recipe
 from dualform_studies.studies import run_study
@@ -187,7 +187,7 @@ def test_variants_are_trained_on_what_they_say_and_only_the_report_stays(
     single: Ran, made_up_data: Path, tmp_path: Path
 ):
     out = tmp_path / "run"
-    report = run_variants(Assignment(out, made_up_data, runs=1), replace(SMALL_SINGLE, recipe=RECIPE))
+    report = run_images(replace(SINGLE_VARIANTS, moments=(20,)), Assignment(out, made_up_data, runs=1), RECIPE)
     assert [path.name for path in out.iterdir()] == ["report"]
     (table,) = report["tables"]
     names = [THE_RECIPE.name, "20 updates", *(variant.name for variant in VARIANTS)]
@@ -204,7 +204,7 @@ def test_variants_are_trained_on_what_they_say_and_only_the_report_stays(
         np.testing.assert_array_equal(variant.split(400).trained, splits.get(name, draw_split(400).trained))
         assert variant.replacement == (name == "batches drawn with replacement")
         changed = {"no momentum": {"momentum": 0.0}, "no clipping": {"clip": float("inf")}}.get(name, {})
-        assert variant.change(Recipe()) == replace(Recipe(), **changed)
+        assert variant.changes == changed
 
 
 def test_cifar10_is_trained_recorded_and_judged(made_up_data: Path, tmp_path: Path):

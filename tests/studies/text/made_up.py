@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform_studies.text.prompts import AESOP_TABLES, Passage
+from dualform_studies.text.prompts import Passage, published_tables
 from dualform_studies.text.training import Recipe
 
+AESOP_TABLES = published_tables("aesop")
 _BEASTS = ("Fox", "Wolf", "Lamb", "Hare", "Crow")
 _DEEDS = ("ran", "slept", "spoke", "stood")
 _PLACES = ("by the stream", "in the wood", "far away", "at one time")

@@ -11,24 +11,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform_studies.report import MarkedPassage, Report
-from dualform_studies.text.attention import Standard, rank
 from dualform_studies.text.corpora import Corpus, Unit, Vocabulary, load_corpus
-from dualform_studies.text.observations import asked_of, claims_of, samples_of
+from dualform_studies.text.observations import Inquiry, Standard, claims_of, rank
 from dualform_studies.text.prompts import (
-    AESOP_TABLES,
-    WIKITEXT2_TABLES,
     Passage,
     Prompt,
     PublishedTable,
     Row,
     cut,
     find,
-    forms_of,
-    paper_prompts,
+    paper_prompt,
+    published_tables,
 )
-from dualform_studies.text.task import Task
-from dualform_studies.text.training import Recipe
+from dualform_studies.text.training import Recipe, Task
 
+AESOP_TABLES, WIKITEXT2_TABLES = published_tables("aesop"), published_tables("wikitext2")
 _ROWS = ["Top-1", "Top-2", "Top-3", "Negative"]
 _PASSAGE = {"before": "The Wolf stood ", "token": "d", "after": ""}
 
@@ -177,7 +174,7 @@ def test_published_rows_mark_one_token_and_those_of_the_fables_are_of_their_form
         tokens = Vocabulary(whole, unit).encode(whole)
         at = tokens.first_from(len(row.passage.before))
         assert tokens.word(at) == row.passage.token
-        forms = forms_of(table.number) if unit == "character" else []
+        forms = table.forms if unit == "character" else []
         own = replace(corpus(whole), heading=r"^\0$")
         assert all(at in form.cases(tokens, own).places for form in forms), row.rank
     assert [row.rank for row in (table.query, *table.rows)][:4] == ["Query", "Top-1", "Top-2", "Top-3"]
@@ -186,13 +183,13 @@ def test_published_rows_mark_one_token_and_those_of_the_fables_are_of_their_form
 def test_the_papers_query_is_cut_from_the_text_with_a_hundred_tokens_up_to_its_own(made_up_data: Path) -> None:
     corpus = load_corpus("aesop", made_up_data)
     vocabulary = Vocabulary(corpus.whole, "character")
-    both = {"train": vocabulary.encode(corpus.train), "test": vocabulary.encode(corpus.test)}
+    test = vocabulary.encode(corpus.test)
     sentence = corpus.test.split("\n")[40]
     at = corpus.test.index(sentence)
     quoted = Passage(sentence[:9].replace(" ", "\n"), sentence[9], sentence[10:])
     table = PublishedTable(9, "", "test", Row("Query", quoted), ())
     absent = PublishedTable(8, "", "train", Row("Query", Passage("no such ", "t", "hing")), ())
-    found, missing = paper_prompts(both, [table, absent])
+    found, missing = (paper_prompt(test, one) for one in (table, absent))
     assert (found.name, found.after, found.place) == ("table-9", sentence[10:], at + 9)
     assert found.text == corpus.test[at + 10 - 100 : at + 10]
     assert (missing.name, missing.text, missing.after, missing.place) == ("table-8", "no such t", "hing", None)
@@ -205,7 +202,7 @@ def test_a_query_of_words_has_a_hundred_words_or_what_there_is() -> None:
         PublishedTable(number, "", "test", Row("Query", Passage("", f"w{number}", f" w{number + 1}")), ())
         for number in (120, 30)
     ]
-    long, short = paper_prompts({"test": tokens, "train": tokens}, tables)
+    long, short = (paper_prompt(tokens, table) for table in tables)
     assert long.text.split() == [f"w{number}" for number in range(21, 121)]
     assert short.text.split() == [f"w{number}" for number in range(31)]
 
@@ -222,10 +219,10 @@ def test_the_papers_own_query_is_none_of_the_others(origin: str, left: list[int]
     recipe = Recipe(embedding=2, projection=0, hidden=2, lr=0.1, clip=1.0, batch=1, steps=1)
     task = Task(corpus, vocabulary, tokens, tokens, recipe, seed=0)
     prompts = [Prompt("table-3", _TEXT[:20], published=table, place=_FAST[1]), Prompt("prompt-1", "It")]
-    samples = samples_of(prompts, {"table-3": Standard.of(table, tokens, corpus)}, task)
-    assert [sample.form for sample in samples] == forms_of(3)
-    assert [sample.in_the_test_text for sample in samples] == [len(left)] * 2
-    assert [tokens.ends[-1] for tokens in asked_of(samples)] == [at + 1 for at in left] * 2
+    inquiry = Inquiry.of(prompts, task)
+    assert [sample.form for sample in inquiry.samples] == list(table.forms)
+    assert [sample.in_the_test_text for sample in inquiry.samples] == [len(left)] * 2
+    assert [tokens.ends[-1] for tokens in inquiry.others] == [at + 1 for at in left] * 2
 
 
 _SHIP = "a ship , another ship , a cruiser and more . "
@@ -257,13 +254,14 @@ def test_forms_find_the_tokens_that_their_rules_word(table: int, number: int, te
     tokens = Vocabulary(plain, "word" if table > 5 else "character").encode(plain)
     bars = [at for at, letter in enumerate(text) if letter == "|"]
     expected = [tokens.first_from(bar - count) for count, bar in enumerate(bars)]
-    assert forms_of(table)[number].cases(tokens, corpus(plain)).places.tolist() == expected
+    (forms,) = [one.forms for one in (*AESOP_TABLES, *WIKITEXT2_TABLES) if one.number == table]
+    assert forms[number].cases(tokens, corpus(plain)).places.tolist() == expected
 
 
 def test_a_form_of_articles_sets_apart_what_stands_in_others() -> None:
     text = f" = One = \n Her main {_SHIP}\n = Two = \n Her first song . A ship . her last \n"
     tokens = Vocabulary(text, "word").encode(text)
-    cases = forms_of(2)[0].cases(tokens, corpus(text, r"^ = ([^=\n]+) = $"))
+    cases = WIKITEXT2_TABLES[0].forms[0].cases(tokens, corpus(text, r"^ = ([^=\n]+) = $"))
     assert [tokens.word(at) for at in cases.places] == ["main"]
     assert [tokens.word(at) for at in cases.elsewhere] == ["first"]
 
@@ -283,20 +281,22 @@ def test_a_standard_counts_the_best_and_tells_topics_apart() -> None:
     tokens = Vocabulary(text, "word").encode(text)
     words = {"Top-1": "w1", "Top-3": "w3", "Negative": "nothing"}
     rows = tuple(Row(rank, Passage("Her ", word, " sailed")) for rank, word in words.items())
-    table = PublishedTable(2, "", "test", Row("Query", Passage("", "x", "")), rows)
+    table = PublishedTable(2, "", "test", Row("Query", Passage("", "x", "")), rows, WIKITEXT2_TABLES[0].forms)
     standard = Standard.of(table, tokens, corpus(text, r"^ = ([^=\n]+) = $"))
     places = [next(at for at in range(len(tokens)) if tokens.word(at) == f"w{n}") for n in range(30)]
     assert standard.places == [places[1], places[3], None]
-    assert standard.cases[0].places.tolist() == places[1::2]
-    assert standard.cases[0].elsewhere.tolist() == places[0::2]
+    ((form, cases),) = standard.forms
+    assert cases.places.tolist() == places[1::2]
+    assert cases.elsewhere.tolist() == places[0::2]
     sums = np.zeros(len(tokens))
     sums[places[1::2]] = np.arange(15) + 1.0
     sums[places[0]] = 8.0
     positions = np.arange(len(tokens))
-    assert standard.ranks(positions, sums) == [16, 15, None]
-    assert standard.of_the_best(positions, sums) == [9]
-    assert standard.of_all(positions) == [15]
-    assert standard.elsewhere(positions) == [15]
+    report = standard.report(positions, sums)
+    assert [row["rank_here"] for row in report["published"]] == [16, 15, None]
+    (held,) = report["forms"]
+    assert (held["of_ten"], held["of_all"], held["elsewhere"]) == (9, 15, 15)
     pairs = [(a > b) + (a == b) / 2 for a in sums[places[1::2]] for b in sums[places[0::2]]]
-    assert standard.told_apart(positions, sums) == [pytest.approx(np.mean(pairs))]
-    assert Standard(table, [None], forms_of(2), standard.cases[:1]).told_apart(positions[:2], sums[:2]) == [None]
+    assert held["told_apart"] == pytest.approx(np.mean(pairs))
+    few = Standard(table, [None] * 3, [(form, cases)]).report(positions[:2], sums[:2])
+    assert few["forms"][0]["told_apart"] is None

@@ -17,7 +17,6 @@ from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.report import Report, report_folder
 from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary, load_corpus
-from dualform_studies.text.prompts import AESOP_TABLES, forms_of
 from dualform_studies.text.study import AESOP, run_language_study
 from dualform_studies.text.training import build_network
 from tests.studies.text.made_up import RECIPE
@@ -99,7 +98,7 @@ def test_the_papers_passages_have_the_ranks_of_their_sums_where_they_were_read(s
     corpus, tokens, keys, positions = oracle
     queries = np.load(report_folder(stored[0]) / "queries.npy").astype(np.float64)
     read = np.unique(positions)
-    for prompt, query, table in zip(stored[1]["prompts"], queries, AESOP_TABLES, strict=False):
+    for prompt, query, table in zip(stored[1]["prompts"], queries, AESOP.tables, strict=False):
         sums = np.bincount(positions, np.abs(keys @ query), minlength=len(tokens))
         for entry, published in zip(prompt["published"], table.rows, strict=True):
             at = corpus.train.index(published.passage.before) + len(published.passage.before)
@@ -118,7 +117,7 @@ def test_other_queries_of_the_test_text_are_held_against_their_form(stored: Run,
     network.load_state_dict(load_file(stored[0] / "weights" / "final.safetensors"))
     read = np.unique(positions)
     told = {entry["claim"]: entry for entry in stored[1]["prevalence"]}
-    (form, timing) = forms_of(5)
+    (form, timing) = AESOP.tables[2].forms
     assert told[timing.claim]["in_the_test_text"] == corpus.test.count("at one time") > 12
     places = form.cases(vocabulary.encode(corpus.test), corpus).places
     asked = [vocabulary.encode(prompt["text"][-100:]).ids for prompt in stored[1]["prompts"]]

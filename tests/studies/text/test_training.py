@@ -13,16 +13,14 @@ from torch import Tensor
 from dualform.errors import AlreadyExists, BadInput, NotFound
 from dualform_studies.assignment import Assignment
 from dualform_studies.report import report_folder
-from dualform_studies.text.corpora import Vocabulary
+from dualform_studies.text.corpora import Corpus, Vocabulary
 from dualform_studies.text.study import AESOP, WIKITEXT2, LanguageStudy, run_language_study
-from dualform_studies.text.task import Task
 from dualform_studies.text.training import (
     LanguageModel,
     Recipe,
-    begin,
+    Task,
     build_network,
     chunks,
-    train,
 )
 from tests.studies.text.made_up import RECIPE, write_aesop
 
@@ -59,10 +57,16 @@ def test_queries_are_the_previous_state_and_the_input(projection: int) -> None:
     np.testing.assert_allclose(queries.numpy(), keys, rtol=0, atol=1e-6)
 
 
-def _trained(recipe: Recipe, seed: int) -> tuple[dict[str, Tensor], list[float]]:
+def _task(recipe: Recipe, seed: int) -> Task:
     vocabulary = Vocabulary(_TEXT, "character")
-    network, optimizer = begin(len(vocabulary), recipe, seed)
-    losses = train(network, optimizer, vocabulary.encode(_TEXT), recipe, seed)
+    tokens = vocabulary.encode(_TEXT)
+    return Task(Corpus("made up", "character", _TEXT, 0, _TEXT, _TEXT, ""), vocabulary, tokens, tokens, recipe, seed)
+
+
+def _trained(recipe: Recipe, seed: int) -> tuple[dict[str, Tensor], list[float]]:
+    task = _task(recipe, seed)
+    network, optimizer = task.begin()
+    losses = task.update(network, optimizer)
     return dict(network.state_dict()), losses
 
 
@@ -82,27 +86,26 @@ def test_the_seed_decides_every_bit_and_draws_nothing_from_elsewhere() -> None:
 
 @pytest.mark.parametrize("reset", [0.0, 1.0, 0.4])
 def test_the_state_is_carried_over_but_for_new_passes_and_the_steps_that_a_seeded_draw_names(reset: float) -> None:
-    vocabulary = Vocabulary(_TEXT, "character")
     recipe = replace(_RECIPE, reset=reset, steps=30)
-    network, optimizer = begin(len(vocabulary), recipe, 2)
+    task = _task(recipe, 2)
+    network, optimizer = task.begin()
     given: list[bool] = []
     network.lstm.register_forward_pre_hook(lambda module, args: given.append(args[1] is not None))
-    train(network, optimizer, vocabulary.encode(_TEXT), recipe, 2)
+    task.update(network, optimizer)
     draws = np.random.default_rng((2, 1)).random(recipe.steps)
     # A pass is 13 chunks of 8 for each of 3 streams.
     assert given == [step % 13 > 0 and bool(draw >= reset) for step, draw in enumerate(draws)]
 
 
 def test_the_first_loss_is_that_of_the_initial_network_without_a_state() -> None:
-    vocabulary = Vocabulary(_TEXT, "character")
-    tokens = vocabulary.encode(_TEXT)
-    network, optimizer = begin(len(vocabulary), _RECIPE, 4)
-    chunk = next(chunks(tokens.ids, _RECIPE))
+    task = _task(_RECIPE, 4)
+    network, optimizer = task.begin()
+    chunk = next(chunks(task.train.ids, _RECIPE))
     expected = []
     for inputs, targets in zip(chunk.inputs, chunk.targets, strict=True):
         _, scores = _unrolled(network, inputs.tolist())
         expected += list(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(targets)), targets])
-    losses = train(network, optimizer, tokens, _RECIPE, 4)
+    losses = task.update(network, optimizer)
     assert losses[0] == pytest.approx(np.mean(expected), rel=1e-6)
 
 
