@@ -25,13 +25,17 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
+from dualform.extras import missing_package
 from dualform_studies.assignment import damaged, data_folder, find_file, missing_file, read_file
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 BOOK = "https://www.gutenberg.org/files/49010/49010-0.txt"
 FIRST_FABLE, END = "THE WOLF AND THE LAMB", "ANNOUNCEMENTS"
@@ -213,12 +217,21 @@ class Vocabulary:
     """The distinct tokens of a text, in the order of their characters' numbers; of words, <unk> is always one."""
 
     def __init__(self, text: str, unit: Unit) -> None:
-        self._token = re.compile(r"[\s\S]" if unit == "character" else r"\n|\S+")
-        self.words = tuple(sorted({*self._token.findall(text), *([UNKNOWN] if unit == "word" else [])}))
+        """Raises MissingPackage if `tokenizers` is not installed."""
+        try:
+            from tokenizers import Tokenizer
+            from tokenizers.models import WordLevel
+        except ImportError as error:
+            raise missing_package(error) or error from None
+        splitter = _splitter(unit)
+        distinct = {word for word, _ in splitter.pre_tokenize_str(text)} | ({UNKNOWN} if unit == "word" else set())
+        self.words = tuple(sorted(distinct))
         """By id."""
-        self._ids = {word: number for number, word in enumerate(self.words)}
-        self.unknown = self._ids.get(UNKNOWN, -1)
+        ids = {word: number for number, word in enumerate(self.words)}
+        self.unknown = ids.get(UNKNOWN, -1)
         """Id of <unk>; -1 for characters, which have none."""
+        self.tokenizer = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
+        self.tokenizer.pre_tokenizer = splitter
 
     def __len__(self) -> int:
         return len(self.words)
@@ -231,6 +244,15 @@ class Vocabulary:
                 hint="Use only characters of the training text in a prompt.",
                 field="prompt",
             )
-        found = [(self._ids.get(match.group(), self.unknown), *match.span()) for match in self._token.finditer(text)]
-        ids, starts, ends = np.array(found, dtype=np.int64).reshape(-1, 3).T
-        return Tokens(text, ids.copy(), starts.copy(), ends.copy())
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return Tokens(text, np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
+
+
+def _splitter(unit: Unit) -> PreTokenizer:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    if unit == "character":
+        return Split(Regex(r"[\s\S]"), "isolated")
+    return Sequence([Split(Regex("[^\\S\n]+"), "removed"), Split("\n", "isolated")])
