@@ -102,10 +102,9 @@ class Gate:
             del self._wrong[peer]
             self._shutter.shut(peer, self._note_shut)
 
-    def _note_shut(self, found: bool) -> None:
-        if found:
-            self._unsaid_shut += 1
-            self._metrics.shut_one("wrong tokens")
+    def _note_shut(self) -> None:
+        self._unsaid_shut += 1
+        self._metrics.shut_one("wrong tokens")
 
 
 def _mark(file: Path) -> tuple[int, ...] | None:

@@ -24,10 +24,10 @@ from dualform_proto.calls import CALLS
 from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.config import ServiceConfig
 from dualform_service.gate import Gate
-from dualform_service.limits import ByteRoom, Closing, MessageReads, Rates, Resources, Shutter
+from dualform_service.limits import Closing, MessageReads, Rates, Resources, Shutter
 from dualform_service.memories import Memories
 from dualform_service.metrics import LoopState, Metrics
-from dualform_service.scheduling import Asker, Deadline, Places
+from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Places
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
 
@@ -91,7 +91,7 @@ class CallHandlers:
         self._config, self._closing, self._metrics = config, closing, metrics
         self._gate, self._rates, self._observers = gate, Rates(config.token_rate), (metrics.add, *observers)
         self._reads = MessageReads(READING, PATIENCE)
-        self._messages = ByteRoom(READING * config.request_bytes)
+        self._messages = FairSemaphore(READING * config.request_bytes)
         self._call_places = Places(config.calls, "calls", "ServiceConfig.calls")
         self._open_calls = 0
         """That there are."""
@@ -147,7 +147,7 @@ class CallHandlers:
         current().memory, servicer = self._memories.of(context.invocation_metadata() or ())
         message = await self._message(context)
         current().bytes_in = len(message)
-        if not self._messages.take_now(len(message), asker):
+        if not self._messages.take_now(asker, len(message)):
             raise Overloaded("The server has no room for another question.", hint="Ask again in a moment.")
         try:
             answer = await self._work(servicer, method, message, asker, deadline)
@@ -157,7 +157,7 @@ class CallHandlers:
             finally:
                 answer.release()
         finally:
-            self._messages.give_back(len(message), asker)
+            self._messages.give_back(asker, len(message))
 
     def _asker(self, method: str, context: Context) -> Asker:
         """Raises Unauthenticated, Forbidden or Overloaded."""
@@ -233,9 +233,8 @@ class CallHandlers:
         except grpc.aio.InternalError:
             raise _gone(f"{len(answer) / 2**20:.1f} MiB") from None
 
-    def _note_shut(self, found: bool) -> None:
-        if found:
-            self._metrics.shut_one("answer unread")
+    def _note_shut(self) -> None:
+        self._metrics.shut_one("answer unread")
 
 
 def _gone(answer: str) -> asyncio.CancelledError:

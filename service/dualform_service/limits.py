@@ -17,13 +17,12 @@ import os
 import socket
 import stat
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Container
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
-from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -31,7 +30,7 @@ import grpc.aio
 
 from dualform.errors import DualformError, Overloaded, Unavailable
 from dualform_service.config import ServiceConfig
-from dualform_service.scheduling import Asker, Holdings, Lanes, Places, Turns
+from dualform_service.scheduling import Asker, FairSemaphore, Lanes, Places
 from dualform_service.transport import Context
 
 CALLERS = 4096
@@ -66,74 +65,6 @@ class Rates:
             )
 
 
-class ByteRoom:
-    """So many bytes that may be held at once, on one event loop; an asker may have its share of them (`Asker.most`)."""
-
-    def __init__(self, size: int) -> None:
-        self._size = self.free = size
-        self._held = Holdings()
-        """By asker."""
-        self._waiting = deque[tuple[int, Asker, asyncio.Future[None]]]()
-
-    def take_now(self, size: int, asker: Asker) -> bool:
-        """Whether there was room for so many."""
-        if size > self.free or not self._may(size, asker):
-            return False
-        if any(who.name == asker.name or self._may(wanted, who) for wanted, who, _ in self._waiting):
-            return False  # it is theirs first
-        self._take(size, asker)
-        return True
-
-    async def take(self, size: int, asker: Asker) -> None:
-        """Returns once there is room, first come, first served; who has its share keeps nobody else waiting."""
-        if self.take_now(size, asker):
-            return
-        own = asyncio.get_running_loop().create_future()
-        entry = size, asker, own
-        self._waiting.append(entry)
-        try:
-            await own
-        except asyncio.CancelledError:
-            if own.cancelled():
-                with suppress(ValueError):  # it may have been passed over already
-                    self._waiting.remove(entry)
-                self._serve()
-            else:
-                self.give_back(size, asker)
-            raise
-
-    def give_back(self, size: int, asker: Asker) -> None:
-        self.free += size
-        self._held.give_back(asker.name, size)
-        self._serve()
-
-    def _serve(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        full, behind = False, set[str]()
-        for entry in waiting:
-            size, asker, own = entry
-            if own.done():
-                continue
-            if full or asker.name in behind or not self._may(size, asker):
-                behind.add(asker.name)
-            elif size > self.free:
-                full = True
-            else:
-                self._take(size, asker)
-                own.set_result(None)
-                continue
-            self._waiting.append(entry)
-
-    def _may(self, size: int, asker: Asker) -> bool:
-        """Whether so many more are within the asker's share; whoever has none may have any number."""
-        held = self._held[asker.name]
-        return not held or held + size <= asker.most(self._size)
-
-    def _take(self, size: int, asker: Asker) -> None:
-        self.free -= size
-        self._held[asker.name] += size
-
-
 class NoRoom(Exception):
     """So many bytes are wanted, and others hold them."""
 
@@ -144,26 +75,26 @@ class NoRoom(Exception):
 class Holding:
     """What one answer holds of a room."""
 
-    def __init__(self, room: ByteRoom, asker: Asker) -> None:
+    def __init__(self, room: FairSemaphore, asker: Asker) -> None:
         self._room, self._asker, self._size = room, asker, 0
 
     def hold_now(self, size: int) -> None:
         """Holds so many at least from here on. Raises NoRoom, and then holds what it held."""
         if size > self._size:
-            if not self._room.take_now(size - self._size, self._asker):
+            if not self._room.take_now(self._asker, size - self._size):
                 raise NoRoom(size)
             self._size = size
 
     async def hold(self, size: int) -> None:
         """Returns once it holds so many, and nothing meanwhile, so that no two wait for each other."""
         self.release()
-        await self._room.take(size, self._asker)
+        await self._room.take(self._asker, size)
         self._size = size
 
     def release(self) -> None:
         size, self._size = self._size, 0
         if size:
-            self._room.give_back(size, self._asker)
+            self._room.give_back(self._asker, size)
 
 
 class MessageReads:
@@ -176,7 +107,7 @@ class MessageReads:
 
     def __init__(self, most: int, patience: float) -> None:
         """`patience` in seconds."""
-        self._turns, self._patience = Turns(most), patience
+        self._turns, self._patience = FairSemaphore(most), patience
         self._reading = OrderedDict[asyncio.Timeout, float]()
         """Since when, oldest first."""
         self._ending: asyncio.TimerHandle | None = None
@@ -227,7 +158,7 @@ class MessageReads:
     @asynccontextmanager
     async def one(self, connection: str, limit: asyncio.Timeout) -> AsyncIterator[None]:
         """Held while a message is read. `limit`, inside which the caller is, passes early where others want to read."""
-        if self._turns.full:
+        if not self._turns.free:
             self._press()
         async with self._turns.one(Asker(connection)):
             self._reading[limit] = asyncio.get_running_loop().time()
@@ -294,31 +225,22 @@ class Shutter:
         self.port = 0
         """That of the server, once it listens."""
         self._pool = ThreadPoolExecutor(1, "dualform-shut")
-        self._wanted, self._found = SimpleQueue[str](), set[str]()
+        self._wanted = dict[str, Callable[[], object]]()
 
-    def shut(self, peer: str, then: Callable[[bool], object]) -> None:
-        """Shuts the connection of a peer, as gRPC writes it, soon. `then` is called on the loop with whether it was
-        found; the call that asks for this may have been cancelled by it."""
-        self._wanted.put(peer)
-        looking = asyncio.get_running_loop().run_in_executor(self._pool, self._shut_all)
-        looking.add_done_callback(lambda _: then(self._was_found(peer)))
-
-    def _was_found(self, peer: str) -> bool:
-        found = peer in self._found
-        self._found.discard(peer)
-        return found
+    def shut(self, peer: str, then: Callable[[], object]) -> None:
+        """Shuts the connection of a peer, as gRPC writes it, soon. `then` is called on the loop where it was found; the
+        call that asks for this may have been cancelled by it."""
+        self._wanted[peer] = then
+        self._pool.submit(self._shut_all, asyncio.get_running_loop())
 
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _shut_all(self) -> None:
+    def _shut_all(self, loop: asyncio.AbstractEventLoop) -> None:
         """All that are wanted so far, in one look: whoever waits behind finds its own done."""
-        peers = set[str]()
-        with suppress(Empty):
-            while True:
-                peers.add(self._wanted.get_nowait())
-        if peers:
-            self._found |= shut(peers, self.port)
+        wanted = dict(self._wanted.popitem() for _ in range(len(self._wanted)))
+        for peer in shut(wanted, self.port) if wanted else ():
+            loop.call_soon_threadsafe(wanted[peer])
 
 
 def shut(peers: Collection[str], port: int) -> set[str]:
@@ -416,7 +338,7 @@ class Resources:
         self.slow_places = Places(config.max_small, "small questions", "--max-small")
         """For the others that may share their work: they may wait long, and take no light one's place meanwhile."""
         self.lookup_places = Places(config.max_small, "look-ups", "--max-small")
-        self.unread = ByteRoom(UNREAD * config.answer_bytes)
+        self.unread = FairSemaphore(UNREAD * config.answer_bytes)
 
     def waiting(self) -> dict[str, int]:
         """How many wait for the thread of a lane, by its name."""

@@ -22,7 +22,7 @@ from dualform.errors import DualformError
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.gate import Gate
 from dualform_service.limits import MessageReads
-from dualform_service.scheduling import Holdings
+from dualform_service.scheduling import Asker, FairSemaphore
 from dualform_service.transport import Context, Handler, refuse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
@@ -50,14 +50,14 @@ class StandardServices:
         """The memory of each service name; "" for names that stand for the whole server."""
         names = (f"{PACKAGE}.ServerReflection", reflection.SERVICE_NAME)
         self._reflection = reflection.aio.ReflectionServicer((SERVICE, HEALTH, *names), pool=_described())
-        short, self._watches = Holdings(), Holdings()
+        short, self._watches = FairSemaphore(CALLS), FairSemaphore(WATCHES, OWN_WATCHES)
         self.handlers: dict[str, dict[str, Handler]] = {
             HEALTH: {
-                "Check": _bounded(self._check, short, CALLS, CALLS),
-                "List": _bounded(self._list, short, CALLS, CALLS),
-                "Watch": _bounded(self._watch, self._watches, WATCHES, OWN_WATCHES),
+                "Check": _bounded(self._check, short),
+                "List": _bounded(self._list, short),
+                "Watch": _bounded(self._watch, self._watches),
             },
-            **{name: {REFLECTION: _bounded(self._reflect, short, CALLS, CALLS)} for name in names},
+            **{name: {REFLECTION: _bounded(self._reflect, short)} for name in names},
         }
 
     def serving(self) -> None:
@@ -153,18 +153,17 @@ class StandardServices:
             await context.write(answer.SerializeToString())
 
 
-def _bounded(handler: Handler, held: Holdings, most: int, most_of_one: int) -> Handler:
+def _bounded(handler: Handler, room: FairSemaphore) -> Handler:
     """The handler, with a limit on its calls at once, and on those of one connection."""
 
     async def handle(context: Context) -> None:
-        peer = context.peer()
-        if held.total() >= most or held[peer] >= most_of_one:
+        asker = Asker(context.peer())
+        if not room.take_now(asker):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many such calls at once.")
-        held[peer] += 1
         try:
             await handler(context)
         finally:
-            held.give_back(peer)
+            room.give_back(asker)
 
     return handle
 

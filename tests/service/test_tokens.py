@@ -291,7 +291,7 @@ def test_one_token_has_half_of_the_room_for_questions(engine, two):
     engine.hold.clear()
     with two(request_bytes=2**18) as (server, alice, bob, _):
         room = server._handlers._messages
-        assert room.take_now(room.free // 2 - 100, Asker("alice", True))
+        assert room.take_now(Asker("alice", True), room.free // 2 - 100)
         with pytest.raises(Overloaded, match="has no room for another question"):
             alice.topk("fc", np.ones((17, 3), np.float32))
         engine.hold.set()
