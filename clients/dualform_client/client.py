@@ -61,7 +61,7 @@ class _Caller(ABC):
     def _request(self, question: Question[Any]) -> tuple[str, dict[str, Any], str]:
         """The name of the call, its arguments, and its own name for the server's log."""
         call, request_id = call_of(question), new_request_id()
-        request = call.encode_question(question)
+        request = call.question.encode(question)
         self.connection.check_size(request)
         metadata = self.connection.metadata(request_id)
         return call.method, {"request": request, "timeout": self.connection.timeout, "metadata": metadata}, request_id

@@ -54,7 +54,7 @@ _UPGRADE = "It runs an older version of dualform: upgrade it, or ask the memory'
 
 @dataclass(frozen=True)
 class Call:
-    """Encoding and decoding raise BadInput for what the wire cannot carry, or for lengths that do not fit."""
+    """The codecs raise BadInput for what the wire cannot carry, or for lengths that do not fit."""
 
     method: str
     """Name of the call in dualform.v1.Memory."""
@@ -63,22 +63,9 @@ class Call:
     check: Callable[[Any, Any], None] = lambda question, answer: None
     """Raises ServiceError for an answer that is not one to the question."""
 
-    def encode_question(self, question: Question[Any]) -> Any:
-        return self.question.encode(question)
-
-    def decode_question(self, message: Message) -> Any:
-        return self.question.decode(message)
-
-    def encode_answer(self, answer: Any) -> Message:
-        message: Message = self.result.encode(answer)
-        return message
-
-    def decode_answer(self, message: Message) -> Any:
-        return self.result.decode(message)
-
     def answer(self, question: Question[Any], message: Message) -> Any:
         """The answer to a question that a message holds."""
-        found = self.decode_answer(message)
+        found = self.result.decode(message)
         self.check(question, found)
         return found
 

@@ -214,8 +214,9 @@ def encode_int64(value: SupportsIndex, argument: str) -> int:
     return number
 
 
-def codec_of(kind: Any, message: type[Message]) -> Codec:
-    return CODECS.setdefault(kind, Codec(kind, message))
+def _nested(kind: Any, message: type[Message]) -> Converter:
+    codec = CODECS.setdefault(kind, Codec(kind, message))
+    return Converter(codec.encode, codec.decode)
 
 
 def _same(value: Any) -> Any:
@@ -242,8 +243,7 @@ def _single(hint: Any, field: Any, argument: str) -> Converter:
         return CONVERTERS[field.message_type.name]
     message = GetMessageClass(field.message_type)
     if is_dataclass(hint):
-        codec = codec_of(hint, message)
-        return Converter(codec.encode, codec.decode)
+        return _nested(hint, message)
     (only,) = field.message_type.fields
     return within(message, only.name, _converter(hint, only, argument))
 
@@ -273,8 +273,7 @@ def _entries(hint: Any, field: Any) -> Converter:
     """A mapping with values of this type. It travels as a list, because maps of protobuf keep no order."""
     message, (key, *others) = GetMessageClass(field.message_type), field.message_type.fields
     if is_dataclass(hint):
-        codec = codec_of(hint, message)
-        one = Converter(codec.encode, codec.decode)
+        one = _nested(hint, message)
     else:
         one = within(message, others[0].name, _converter(hint, others[0], others[0].name))
 

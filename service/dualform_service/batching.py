@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeGuard
 from dualform.errors import BadInput, NotFound
 from dualform.questions import LayerQuestion
 from dualform_service.call_record import CallRecord, current
-from dualform_service.engine import Answering
+from dualform_service.metrics import CountedEngine
 from dualform_service.scheduling import Asker, Deadline, Lane, Lanes, ScanCosts, Thread, Turn
 
 Question: TypeAlias = LayerQuestion[Any]
@@ -74,7 +74,7 @@ class _Queue:
 class Batches:
     """All state is the event loop's; scans run in the lanes, each of another kind."""
 
-    def __init__(self, engine: Answering, lanes: Lanes, answer_bytes: int) -> None:
+    def __init__(self, engine: CountedEngine, lanes: Lanes, answer_bytes: int) -> None:
         """`answer_bytes`: what the answers of one scan may take together, estimated from the last of its kind."""
         self._engine, self._lanes, self._answer_bytes = engine, lanes, answer_bytes
         self._queues: dict[Hashable, _Queue] = {}

@@ -80,10 +80,6 @@ class CallRecord:
             if not self._ended:
                 self._work_ends(time.monotonic())
 
-    def asks(self, question: Any) -> None:
-        """The question was read."""
-        self.layer = layer_of(question)
-
     def end(self, outcome: str) -> None:
         """What still works on the call counts up to here."""
         now = time.monotonic()

@@ -11,23 +11,16 @@ from dualform.questions import LayerQuestion, Question
 A = TypeVar("A")
 
 
-class Answering(Protocol):
-    """Whatever answers questions within bounds of its own."""
-
-    def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
-        """The answer; raises Cancelled soon after `cancelled` first says True."""
-
-    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
-        """The question with each of its queries named, so that their number is known."""
-
-
-class Engine(Answering, Protocol):
+class Engine(Protocol):
     """`dualform.open` gives one."""
 
     def ask(
         self, question: Question[A], cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
     ) -> A:
         """The answer; raises Cancelled soon after `cancelled` first says True, BadInput for what exceeds `bounds`."""
+
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """The question with each of its queries named, so that their number is known."""
 
     @property
     def recording(self) -> bool:

@@ -104,7 +104,7 @@ class Gate:
 
     def _note_shut(self) -> None:
         self._unsaid_shut += 1
-        self._metrics.shut_one("wrong tokens")
+        self._metrics.shut.labels("wrong tokens").inc()
 
 
 def _mark(file: Path) -> tuple[int, ...] | None:

@@ -1,6 +1,4 @@
-"""What every call goes through, on the transport's loop: who may ask, in how long, of what size.
-
-What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
+"""What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
 
 headers    is there room for one more call? does the server close? who calls, and may they? which memory is asked?
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
@@ -99,7 +97,7 @@ class CallHandlers:
 
     def handlers(self) -> dict[str, Handler]:
         """By method."""
-        return {method: self._handler(method) for method in self._memories.methods}
+        return {call.method: self._handler(call.method) for call in CALLS.values()}
 
     def state(self) -> LoopState:
         """On the loop."""
@@ -210,7 +208,7 @@ class CallHandlers:
                 await refuse(context, failure)
         except TimeoutError:
             if limit.expired():
-                self._shutter.shut(context.peer(), self._note_shut)
+                self._shutter.shut(context.peer(), self._metrics.shut.labels("answer unread").inc)
             raise
         except grpc.aio.InternalError:
             raise _gone(failure.code) from None
@@ -226,15 +224,12 @@ class CallHandlers:
             deadline.cut(unread)
             # A status would wait in the transport's queue behind the bytes that are not read.
             _log.warning("%s did not read its answer within %.3g s; its connection is shut", context.peer(), seconds)
-            self._shutter.shut(context.peer(), self._note_shut)
+            self._shutter.shut(context.peer(), self._metrics.shut.labels("answer unread").inc)
             # The transport ends this early, as it cancels what was on the connection.
             await asyncio.sleep(deadline.remaining())
             raise unread from None
         except grpc.aio.InternalError:
             raise _gone(f"{len(answer) / 2**20:.1f} MiB") from None
-
-    def _note_shut(self) -> None:
-        self._metrics.shut_one("answer unread")
 
 
 def _gone(answer: str) -> asyncio.CancelledError:

@@ -1,13 +1,8 @@
 """Limits that all calls share: bytes in flight, messages on their way, connections, rates, and the end of a server.
 
-The sockets of this process: how many it may have, and each by the addresses of both its ends.
-
-gRPC has no way to drop a single connection.
-
-A server that closes: calls that still come are told so, and go elsewhere.
-
-gRPC cuts off what reaches a server while it stops with CANCELLED, which tells nobody to ask again. So a server first
-refuses with UNAVAILABLE while calls keep coming, and stops once none does.
+gRPC has no way to drop a single connection, so the sockets of this process are looked through for one. It cuts off what
+reaches a server while it stops with CANCELLED, which tells nobody to ask again. So a server that closes first refuses
+with UNAVAILABLE while calls keep coming, and stops once none does.
 """
 
 from __future__ import annotations

@@ -59,7 +59,6 @@ class Memories:
     def __init__(self, servicers: Mapping[str, MemoryServicer]) -> None:
         """By name; at least one."""
         self._servicers = dict(servicers)
-        self.methods = tuple(next(iter(self._servicers.values())).methods)
 
     def of(self, metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, MemoryServicer]:
         """The memory that a call names, with its name; the only one where it names none.

@@ -1,6 +1,4 @@
-"""Metrics for Prometheus, and an engine that counts.
-
-Prometheus metrics of a server, and the port that serves them.
+"""Prometheus metrics of a server, the port that serves them, and an engine that counts.
 
 Calls are labelled with served memories, methods, and layers that an engine has answered about, so a caller that makes
 names up adds no series.
@@ -14,13 +12,14 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from dualform.errors import Forbidden, Unauthenticated
+from dualform.query.bounds import QuestionBounds
 from dualform.questions import LayerQuestion, Question
 from dualform_proto.address import LOOPBACK, Address, host_of
 from dualform_proto.calls import call_of
@@ -29,9 +28,6 @@ from dualform_service.engine import Engine
 
 if TYPE_CHECKING:
     from dualform.query.view import Counts
-from typing import TypeVar
-
-from dualform.query.bounds import QuestionBounds
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -108,7 +104,7 @@ class Metrics:
         )
         self._slots = Counter("dualform_slots_scanned", "Slots of the scanned layers.", CALL, **own)
         self.wrong_tokens = Counter("dualform_wrong_tokens", "Calls refused for a wrong or missing token.", **own)
-        self._shut = Counter("dualform_connections_shut", "Connections that the server closed.", ("reason",), **own)
+        self.shut = Counter("dualform_connections_shut", "Connections that the server closed.", ("reason",), **own)
         self._layers = set[tuple[str, str]]()
         """With a label, by memory."""
 
@@ -132,10 +128,6 @@ class Metrics:
             self._slots.labels(*call).inc(scan.slots_scanned)
         if isinstance(question, LayerQuestion) and question.queries.count is not None:
             self._queries.labels(*call).observe(question.queries.count)
-
-    def shut_one(self, reason: str) -> None:
-        """A connection was shut by the server."""
-        self._shut.labels(reason).inc()
 
     def _label(self, memory: str, layer: str) -> str:
         return layer if (memory, layer) in self._layers else ""

@@ -53,7 +53,7 @@ def logged(tmp_path):
 
 def test_each_call_has_a_line_with_what_its_caller_knows_of_it(engine, tmp_path):
     question = TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2, where="label = 'mine'")
-    sent = len(call_of(question).encode_question(question).SerializeToString())
+    sent = len(call_of(question).question.encode(question).SerializeToString())
     with logged(tmp_path) as (log, lines), Server(engine, WITH_SQL, log) as server, Client(server.address) as client:
         client.ask(question)
         client.info()

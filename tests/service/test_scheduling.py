@@ -455,7 +455,7 @@ def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4
 
 
 def message(question: Any) -> bytes:
-    return bytes(call_of(question).encode_question(question).SerializeToString())
+    return bytes(call_of(question).question.encode(question).SerializeToString())
 
 
 def look_up(servicer: MemoryServicer, number: int) -> Any:

@@ -139,7 +139,7 @@ def test_a_callers_own_limit_is_no_fault_in_the_log(caplog):
     slots = 120_000
     memory = arrays.engine(arrays.memory({"fc": np.ones((slots, 1), np.float32)}, {"sample": list(range(slots))}))
     question = GroupSum("fc", Vectors(np.ones((4, 1), np.float32)), by=("sample",))
-    request = CALLS[GroupSum].encode_question(question)
+    request = CALLS[GroupSum].question.encode(question)
     with Server(memory) as server, grpc.insecure_channel(server.address) as channel:
         for _ in range(2):
             with pytest.raises(grpc.RpcError, match="Received message larger than max"):

@@ -304,7 +304,7 @@ def test_one_token_has_half_of_the_room_for_answers_that_wait_to_be_read(engine,
     )
     monkeypatch.setattr(engine, "ask", lambda *asked: large)
     question = QuerySetLookup("test", None)
-    message = call_of(question).encode_question(question).SerializeToString()
+    message = call_of(question).question.encode(question).SerializeToString()
     with two(answer_bytes=2**21) as (server, _, bob, token), ExitStack() as readers:
         stuck = [readers.enter_context(Connection(server.address, 0)) for _ in range(8)]
         for connection in stuck:  # none of which reads its answer
