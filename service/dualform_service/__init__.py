@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from dualform.extras import missing_package
 
 if TYPE_CHECKING:
-    from dualform_service.config import ServiceConfig as ServiceConfig
     from dualform_service.server import Server as Server, serve as serve
+    from dualform_service.settings import ServiceConfig as ServiceConfig
 
-_HOME = {"Server": "server", "ServiceConfig": "config", "serve": "server"}
+_HOME = {"Server": "server", "ServiceConfig": "settings", "serve": "server"}
 
 __all__ = ["Server", "ServiceConfig", "serve"]
 

@@ -19,14 +19,13 @@ import grpc.aio
 from dualform.errors import BadInput, Cancelled, DualformError, FolderError, Forbidden, Overloaded, TimedOut
 from dualform.questions import SqlStatement
 from dualform_proto.calls import CALLS
+from dualform_service.admission import Closing, Gate, MessageReads, Rates, Shutter
 from dualform_service.call_record import CallRecord, Observer, begin, current
-from dualform_service.config import ServiceConfig
-from dualform_service.gate import Gate
-from dualform_service.limits import Closing, MessageReads, Rates, Resources, Shutter
 from dualform_service.memories import Memories
 from dualform_service.metrics import LoopState, Metrics
 from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Places
-from dualform_service.servicer import EncodedAnswer, MemoryServicer
+from dualform_service.servicer import EncodedAnswer, MemoryServicer, Resources
+from dualform_service.settings import ServiceConfig
 from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
 
 _log = logging.getLogger("dualform.service")

@@ -12,22 +12,51 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from dualform.errors import Forbidden, Unauthenticated
-from dualform.query.bounds import QuestionBounds
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import LayerQuestion, Question
 from dualform_proto.address import LOOPBACK, Address, host_of
 from dualform_proto.calls import call_of
 from dualform_service.call_record import CallRecord, layer_of
-from dualform_service.engine import Engine
 
 if TYPE_CHECKING:
     from dualform.query.view import Counts
+
+
+A = TypeVar("A")
+
+
+class Engine(Protocol):
+    """`dualform.open` gives one."""
+
+    def ask(
+        self, question: Question[A], cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
+    ) -> A:
+        """The answer; raises Cancelled soon after `cancelled` first says True, BadInput for what exceeds `bounds`."""
+
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """The question with each of its queries named, so that their number is known."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether the memory is still being recorded, or was cut off."""
+
+    @property
+    def answered_by(self) -> str:
+        """What scores keys, in words."""
+
+    def refresh(self) -> bool:
+        """Takes the newest snapshot of a training that still runs; True where there was a newer one.
+
+        Raises NotAMemory where the memory has gone.
+        """
+
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -273,9 +302,6 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """stderr is the log's."""
-
-
-A = TypeVar("A")
 
 
 class CountedEngine:

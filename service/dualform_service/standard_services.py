@@ -20,8 +20,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from dualform.errors import DualformError
 from dualform_proto.v1 import dualform_pb2 as pb
-from dualform_service.gate import Gate
-from dualform_service.limits import MessageReads
+from dualform_service.admission import Gate, MessageReads
 from dualform_service.scheduling import Asker, FairSemaphore
 from dualform_service.transport import Context, Handler, refuse
 

@@ -27,8 +27,8 @@ from dualform_client import Client
 from dualform_proto.calls import call_of
 from dualform_proto.metadata import REQUEST_ID
 from dualform_service.call_record import NAME, JsonLog, Traces
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.held_engine import outcomes, until
 
 WITH_SQL = ServiceConfig("127.0.0.1:0", sql=True)

@@ -43,8 +43,8 @@ from dualform.questions import (
 from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
 from dualform_proto.calls import CALLS
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.query import arrays
 from tests.reliability import report, rounds
 

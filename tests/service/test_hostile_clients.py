@@ -22,9 +22,9 @@ from dualform_client import Client
 from dualform_client.connection import is_serving
 from dualform_proto.calls import CALLS
 from dualform_service import handlers, standard_services
-from dualform_service.config import ServiceConfig
-from dualform_service.limits import shut
+from dualform_service.admission import shut
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from dualform_service.standard_services import OWN_WATCHES, WATCHES
 from tests.reliability import report, rounds
 from tests.service.held_engine import outcomes, until

@@ -25,11 +25,11 @@ from dualform.questions import QuerySetLookup, TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import call_of
 from dualform_service import scheduling
-from dualform_service.config import ServiceConfig
-from dualform_service.limits import UNREAD, MessageReads, Resources
+from dualform_service.admission import MessageReads
 from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Lane, Lanes, ScanCosts
 from dualform_service.server import Server
-from dualform_service.servicer import EncodedAnswer, MemoryServicer
+from dualform_service.servicer import UNREAD, EncodedAnswer, MemoryServicer, Resources
+from dualform_service.settings import ServiceConfig
 from tests.service.canned import Canned
 from tests.service.held_engine import until
 

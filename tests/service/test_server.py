@@ -30,8 +30,8 @@ from dualform_client import Client
 from dualform_client.connection import is_serving
 from dualform_proto.calls import CALLS
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.query import arrays
 from tests.service.held_engine import outcomes, until
 

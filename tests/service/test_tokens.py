@@ -19,11 +19,11 @@ from dualform.questions import QuerySetLookup
 from dualform_client import Client
 from dualform_client.connection import is_serving
 from dualform_proto.calls import call_of
-from dualform_service import gate
+from dualform_service import admission
 from dualform_service.auth import ADMIN, READ, SQL, new_token, read_tokens
-from dualform_service.config import ServiceConfig
 from dualform_service.scheduling import Asker
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
 
@@ -117,7 +117,7 @@ def test_reflection_is_an_admins(engine, file):
 
 
 def test_a_file_that_changes_is_read_again_and_a_torn_one_is_not(engine, file, monkeypatch, caplog):
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "LOOK_SECONDS", 0.0)
     (first, line), (second, other) = new_token("alice", [READ]), new_token("bob", [READ])
     with (
         served(engine, write(file, line)) as server,
@@ -177,7 +177,7 @@ def test_tokens_are_no_arguments_of_any_command():
 
 def test_the_first_word_of_a_torn_line_is_no_token(engine, file, monkeypatch, caplog):
     """It is a caller's name, which is no secret, and a file of one word is a token of the older form."""
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "LOOK_SECONDS", 0.0)
     name = "a-name-of-many-letters"
     token, line = new_token(name, [READ])
     with (

@@ -38,7 +38,7 @@ from dualform_service.settings import PREFIX, options, service_config
 if TYPE_CHECKING:
     from dualform.query.engine import Engine
     from dualform_service.call_record import JsonLog
-    from dualform_service.config import ServiceConfig
+    from dualform_service.settings import ServiceConfig
 
 
 @command(params=options(), context_settings={"auto_envvar_prefix": PREFIX})

@@ -1,4 +1,4 @@
-"""Limits that all calls share: bytes in flight, messages on their way, connections, rates, and the end of a server.
+"""Which calls are let in, and what bounds slow or hostile callers: tokens, rates, messages on their way, connections.
 
 gRPC has no way to drop a single connection, so the sockets of this process are looked through for one. It cuts off what
 reaches a server while it stops with CANCELLED, which tells nobody to ask again. So a server that closes first refuses
@@ -8,25 +8,130 @@ with UNAVAILABLE while calls keep coming, and stops once none does.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Container
+from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import grpc.aio
 
-from dualform.errors import DualformError, Overloaded, Unavailable
-from dualform_service.config import ServiceConfig
-from dualform_service.scheduling import Asker, FairSemaphore, Lanes, Places
+from dualform.errors import BadInput, DualformError, Overloaded, Unauthenticated, Unavailable
+from dualform_service.auth import ANYONE, Caller, Tokens, read_tokens
+from dualform_service.metrics import Metrics
+from dualform_service.scheduling import Asker, FairSemaphore
 from dualform_service.transport import Context
+
+LOOK_SECONDS = 1.0
+"""Between looks at the token file, and between lines of the log about wrong tokens."""
+WRONG = 10
+"""Tokens in a row, of one connection, after which it is shut."""
+CONNECTIONS = 4096
+"""That are remembered for their wrong tokens."""
+
+_log = logging.getLogger("dualform.service")
+
+
+class Gate:
+    """On the loop. A right token is always let in, whatever came before it."""
+
+    def __init__(self, token: str | None, file: Path | None, metrics: Metrics, shutter: Shutter) -> None:
+        """`shutter`: of connections to the server's own port. Raises BadInput for a file that cannot be used."""
+        self._file, self._metrics, self._shutter = file, metrics, shutter
+        self._mark = None if file is None else _mark(file)
+        self._tokens = None if token is None else Tokens.one(token)
+        if file is not None:
+            self._tokens = read_tokens(file)
+        self._looked = time.monotonic()
+        self._wrong = OrderedDict[str, int]()
+        """Tokens in a row, by connection."""
+        self._unsaid, self._unsaid_shut, self._said = 0, 0, float("-inf")
+
+    @property
+    def several(self) -> bool:
+        """Whether there are tokens of several callers."""
+        return self._tokens is not None and self._tokens.several
+
+    def caller(self, metadata: Iterable[tuple[str, str | bytes]], peer: str | None) -> Caller:
+        """Who calls; what it may ask is its own to say (`Caller.check`). `peer` is the connection as gRPC writes it,
+        None for one that ends with the call. Raises Unauthenticated.
+        """
+        self._look()
+        if self._tokens is None:
+            return ANYONE
+        try:
+            found = self._tokens.caller(metadata)
+        except Unauthenticated:
+            self._note(peer)
+            raise
+        self._wrong.pop(peer or "", None)
+        return found
+
+    def _look(self) -> None:
+        """Reads the file again if it is another one; what cannot be used leaves the former tokens."""
+        now = time.monotonic()
+        if self._file is None or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        mark = _mark(self._file)
+        if mark == self._mark:
+            return
+        self._mark = mark
+        try:
+            found = read_tokens(self._file)
+        except BadInput as error:
+            _log.error("the former tokens stay: %s", error)
+            return
+        if self._tokens is not None and self._tokens.named and not found.named:
+            # A line that is torn behind its first word looks like that; the word is a caller's name, and no secret.
+            _log.error("the former tokens stay: the token file now holds a token in plain text instead of callers")
+            return
+        self._tokens = found
+        _log.info("the token file was read again")
+
+    def _note(self, peer: str | None) -> None:
+        self._metrics.wrong_tokens.inc()
+        self._unsaid += 1
+        if peer is not None:
+            self._count(peer)
+        now = time.monotonic()
+        if now - self._said >= LOOK_SECONDS:
+            _log.warning(
+                "calls with a missing or wrong token: %d, last by %s; connections closed after %d such calls: %d",
+                *(self._unsaid, peer or "a scraper", WRONG, self._unsaid_shut),
+            )
+            self._unsaid, self._unsaid_shut, self._said = 0, 0, now
+
+    def _count(self, peer: str) -> None:
+        count = self._wrong[peer] = self._wrong.pop(peer, 0) + 1
+        if len(self._wrong) > CONNECTIONS:
+            self._wrong.popitem(last=False)
+        if count >= WRONG:
+            del self._wrong[peer]
+            self._shutter.shut(peer, self._note_shut)
+
+    def _note_shut(self) -> None:
+        self._unsaid_shut += 1
+        self._metrics.shut.labels("wrong tokens").inc()
+
+
+def _mark(file: Path) -> tuple[int, ...] | None:
+    """Another one where the file was changed or replaced."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
+
 
 CALLERS = 4096
 """That are remembered."""
@@ -58,38 +163,6 @@ class Rates:
                 f"A caller may ask {self._per_second:g} questions a second.",
                 hint=f"Ask again in {(1.0 - left) / self._per_second:.2g} s.",
             )
-
-
-class NoRoom(Exception):
-    """So many bytes are wanted, and others hold them."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
-class Holding:
-    """What one answer holds of a room."""
-
-    def __init__(self, room: FairSemaphore, asker: Asker) -> None:
-        self._room, self._asker, self._size = room, asker, 0
-
-    def hold_now(self, size: int) -> None:
-        """Holds so many at least from here on. Raises NoRoom, and then holds what it held."""
-        if size > self._size:
-            if not self._room.take_now(self._asker, size - self._size):
-                raise NoRoom(size)
-            self._size = size
-
-    async def hold(self, size: int) -> None:
-        """Returns once it holds so many, and nothing meanwhile, so that no two wait for each other."""
-        self.release()
-        await self._room.take(self._asker, size)
-        self._size = size
-
-    def release(self) -> None:
-        size, self._size = self._size, 0
-        if size:
-            self._room.give_back(self._asker, size)
 
 
 class MessageReads:
@@ -314,31 +387,3 @@ class Closing:
         self._last = time.monotonic()
         if self._closing:
             raise Unavailable("The server is closing.", hint="Ask another one, or this one once it has started again.")
-
-
-UNREAD = 4
-"""Answers of the largest size that may wait to be read at once."""
-
-
-class Resources:
-    """Of one server, however many memories it has."""
-
-    def __init__(self, config: ServiceConfig) -> None:
-        self.lanes = Lanes()
-        self.answer_bytes = config.answer_bytes
-        self.alone_places = Places(config.max_concurrent, "large questions", "--max-concurrent")
-        """For what is asked alone, and may take long."""
-        self.light_places = Places(config.max_small, "small questions", "--max-small")
-        """For questions that may share their work, and are known to take little."""
-        self.slow_places = Places(config.max_small, "small questions", "--max-small")
-        """For the others that may share their work: they may wait long, and take no light one's place meanwhile."""
-        self.lookup_places = Places(config.max_small, "look-ups", "--max-small")
-        self.unread = FairSemaphore(UNREAD * config.answer_bytes)
-
-    def waiting(self) -> dict[str, int]:
-        """How many wait for the thread of a lane, by its name."""
-        return {lane.name: lane.waiting for lane in self.lanes.all}
-
-    def close(self) -> None:
-        """Returns when no question is worked on any more."""
-        self.lanes.close()
