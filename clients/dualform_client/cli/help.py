@@ -22,7 +22,7 @@ from click.shell_completion import CompletionItem
 
 from dualform.errors import BadInput, DualformError, NotFound
 from dualform.faults import as_dualform_error
-from dualform_client.cli.printing import print_note
+from dualform_client.cli.printing import Report, emit, json_option, print_note
 
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Replaces hyphens while lines are wrapped, because click would break an option's name at one."""
@@ -51,9 +51,15 @@ class ConnectionOption(click.Option):
 
 
 class Command(click.Command):
-    """Lists required options first, then others, then connection options, and rewords errors for the shell."""
+    """Takes --json and prints the report of its function, as JSON or as text. Lists required options first, then
+    others, then connection options, and rewords errors for the shell.
+    """
 
     context_class = Context
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.params.append(json_option)
 
     def sections(self, context: click.Context) -> list[list[tuple[str, str]]]:
         """The options and their texts, for each of HEADINGS."""
@@ -71,7 +77,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            answer = super().invoke(ctx)
+            return emit(answer) if isinstance(answer, Report) else answer
         except DualformError as error:
             reword(error, ctx)
             raise

@@ -25,6 +25,7 @@ from dualform.methods import Answers
 from dualform.questions import Filter, Queries, Vectors, as_queries
 from dualform.questions.filters import ids_condition
 from dualform_client.cli.help import ConnectionOption, complete_by, complete_folder, complete_layer, complete_query
+from dualform_client.cli.printing import Report, emit
 from dualform_client.target import check_folder, connect
 from dualform_proto.address import is_served
 
@@ -85,7 +86,6 @@ def read_array(file: Path, field: str) -> NDArray[Any]:
     return array
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 layer_option = click.option(
     "--layer",
     metavar="NAME[,NAME]",
@@ -369,19 +369,22 @@ def read_token(file: Path) -> str:
     return lines[0].strip()
 
 
-def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the argument TARGET and its options to a command, which is called with the open memory."""
+def asks_target(command: Callable[..., Report | None]) -> Callable[..., Any]:
+    """Adds the argument TARGET and its options to a command, which is called with the open memory.
+
+    Its report is printed before the memory is closed.
+    """
 
     @wraps(command)
     def opened(place: str, ram: str | None, **rest: Any) -> Any:
         reach = {name: rest.pop(name) for name in REACH}
         with connected(place, ram, **reach) as answers:
-            return command(answers, **rest)
+            return emit(command(answers, **rest))
 
     return reaching(opened, "place")
 
 
-def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
+def asks_two_targets(command: Callable[..., Report]) -> Callable[..., Any]:
     """As `asks_target`, for two TARGETs A and B; the command is called with both memories in a tuple."""
 
     @wraps(command)
@@ -392,7 +395,7 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
         bound = ram if ram is None or any(served) else _shared_bound(ram)
         own = [None if one and not all(served) else bound for one in served]
         with connected(a, own[0], **reach) as first, connected(b, own[1], **reach) as second:
-            return command((first, second), **rest)
+            return emit(command((first, second), **rest))
 
     return reaching(opened, "a", "b")
 
