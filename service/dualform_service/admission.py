@@ -14,19 +14,18 @@ import socket
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import quote
 
 import grpc.aio
 
 from dualform.errors import BadInput, DualformError, Overloaded, Unauthenticated, Unavailable
-from dualform_service.auth import ANYONE, Caller, Tokens, read_tokens
+from dualform_service.auth import ANYONE, Caller, read_tokens, single_token
 from dualform_service.metrics import Metrics
 from dualform_service.scheduling import Asker, FairSemaphore
 from dualform_service.transport import Context
@@ -48,9 +47,7 @@ class Gate:
         """`shutter`: of connections to the server's own port. Raises BadInput for a file that cannot be used."""
         self._file, self._metrics, self._shutter = file, metrics, shutter
         self._mark = None if file is None else _mark(file)
-        self._tokens = None if token is None else Tokens.one(token)
-        if file is not None:
-            self._tokens = read_tokens(file)
+        self._tokens = single_token(token) if token is not None else read_tokens(file) if file is not None else None
         self._looked = time.monotonic()
         self._wrong = OrderedDict[str, int]()
         """Tokens in a row, by connection."""
@@ -59,7 +56,7 @@ class Gate:
     @property
     def several(self) -> bool:
         """Whether there are tokens of several callers."""
-        return self._tokens is not None and self._tokens.several
+        return len(self._tokens or ()) > 1
 
     def caller(self, metadata: Iterable[tuple[str, str | bytes]], peer: str | None) -> Caller:
         """Who calls; what it may ask is its own to say (`Caller.check`). `peer` is the connection as gRPC writes it,
@@ -91,7 +88,7 @@ class Gate:
         except BadInput as error:
             _log.error("the former tokens stay: %s", error)
             return
-        if self._tokens is not None and self._tokens.named and not found.named:
+        if "" in found.names and "" not in (self._tokens or found).names:
             # A line that is torn behind its first word looks like that; the word is a caller's name, and no secret.
             _log.error("the former tokens stay: the token file now holds a token in plain text instead of callers")
             return
@@ -269,8 +266,6 @@ async def _to_its_end(context: Context) -> Any:
         raise
 
 
-Place: TypeAlias = tuple[IPv4Address | IPv6Address, int]
-
 FILES = 1 << 16
 """That a server wants to be let have open, each connection being one."""
 
@@ -316,43 +311,26 @@ def shut(peers: Collection[str], port: int) -> set[str]:
 
     Where the system does not list a process's files nothing happens, and a call's deadline ends it.
     """
-    wanted = {place: peer for peer in peers if (place := _place(peer)) is not None}
     found = set[str]()
     with suppress(OSError):
-        for name in os.listdir("/proc/self/fd") if wanted else ():
-            with suppress(OSError, ValueError):
-                if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and (place := _shut_if(int(name), wanted, port)):
-                    found.add(wanted[place])
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    # A file of our own, for gRPC may close its one at any moment, and another may get that number.
+                    with socket.socket(fileno=os.dup(int(name))) as own:
+                        if (peer := _peer_of(own)) in peers and own.getsockname()[1] == port:
+                            own.shutdown(socket.SHUT_RDWR)
+                            found.add(peer)
     return found
 
 
-def _place(peer: str) -> Place | None:
-    """The far end's address; None of what has none."""
-    kind, _, place = peer.partition(":")
-    host, _, number = unquote(place).rpartition(":")
-    if kind not in ("ipv4", "ipv6") or not number.isdigit():
-        return None
-    return _plain(host.strip("[]")), int(number)
-
-
-def _shut_if(file: int, wanted: Container[Place], port: int) -> Place | None:
-    """The far end of what was shut."""
-    # A file of our own, for gRPC may close its one at any moment, and another may get that number.
-    with socket.socket(fileno=os.dup(file)) as own:
-        if own.family not in (socket.AF_INET, socket.AF_INET6):
-            return None
-        peer = own.getpeername()
-        place = _plain(peer[0]), peer[1]
-        if place not in wanted or own.getsockname()[1] != port:
-            return None
-        own.shutdown(socket.SHUT_RDWR)
-        return place
-
-
-def _plain(host: str) -> IPv4Address | IPv6Address:
-    """Sockets of IPv6 that serve both write ::ffff:127.0.0.1. Raises ValueError for what is no address."""
-    address = ip_address(host)
-    return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+def _peer_of(own: socket.socket) -> str:
+    """The far end, as gRPC writes it; empty of what has no address."""
+    if own.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    host, number = own.getpeername()[:2]
+    host = host.removeprefix("::ffff:")  # of a socket of IPv6 that serves both
+    return f"ipv6:%5B{quote(host, safe=':')}%5D:{number}" if ":" in host else f"ipv4:{host}:{number}"
 
 
 QUIET_SECONDS = 0.1

@@ -20,7 +20,7 @@ from dualform.errors import BadInput, Cancelled, DualformError, FolderError, For
 from dualform.questions import SqlStatement
 from dualform_proto.calls import CALLS
 from dualform_service.admission import Closing, Gate, MessageReads, Rates, Shutter
-from dualform_service.call_record import CallRecord, Observer, begin, current
+from dualform_service.call_record import CURRENT, CallRecord, Observer, current
 from dualform_service.memories import Memories
 from dualform_service.metrics import LoopState, Metrics
 from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Places
@@ -108,7 +108,8 @@ class CallHandlers:
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
             deadline = Deadline(context.time_remaining(), self._config.deadline)
-            record = begin(CallRecord(method, request_id(context), context.peer(), trace_parent=trace_parent(context)))
+            record = CallRecord(method, request_id(context), context.peer(), trace_parent=trace_parent(context))
+            CURRENT.set(record)
             self._open_calls += 1
             outcome = "ok"
             try:

@@ -25,7 +25,7 @@ from dualform_service.auth import METRICS
 from dualform_service.call_record import Exporter, JsonLog, Observer
 from dualform_service.handlers import CallHandlers
 from dualform_service.memories import Follower, Memories, named
-from dualform_service.metrics import CountedEngine, Engine, LoopState, Metrics, MetricsPort, ServerSeries
+from dualform_service.metrics import CountedEngine, Engine, Metrics, MetricsPort, ServerSeries
 from dualform_service.servicer import MemoryServicer, Resources
 from dualform_service.settings import ServiceConfig
 from dualform_service.standard_services import SERVICE, StandardServices
@@ -115,11 +115,12 @@ class Server:
         """host:port as bound; empty before `start`."""
         self.metrics_address = ""
         """Where metrics are scraped, likewise; empty for nowhere."""
-        self._shutter, self._closing = Shutter(), Closing()
+        self.transport, self._shutter, self._closing = Transport(self.config), Shutter(), Closing()
         self._gate = Gate(self.config.token, self.config.token_file, self.metrics, self._shutter)
         self._standard = StandardServices(self._gate, tuple(engines))
         self._followers = [
-            Follower(own, self.config.follow, partial(self._found, name)) for name, own in engines.items()
+            Follower(own, self.config.follow, partial(self.transport.call, self._standard.found, name))
+            for name, own in engines.items()
         ]
         self._resources = Resources(self.config)
         self.memories = Memories(
@@ -139,38 +140,32 @@ class Server:
             self.metrics,
             observers,
         )
-        self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None
         ProcessCollector(registry=self.metrics.registry)
         self.metrics.registry.register(
-            ServerSeries(engines, self._loop_state, lambda: 0 if log is None else log.dropped)
+            ServerSeries(
+                engines,
+                lambda: self.transport.ask(self._handlers.state),
+                lambda: 0 if log is None else log.dropped,
+            )
         )
 
     def start(self) -> int:
         """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
-        port = self._bind()
+        credentials = server_credentials(self.config)
+        check_free(self.config.listen)
+        services = {SERVICE: self._handlers.handlers(), **self._standard.handlers}
+        try:
+            port = self.transport.start(credentials, services)
+        except RuntimeError as error:
+            raise cannot_listen(self.config.listen, "another process took it just now") from error
         self.address = str(Address(self.config.listen.host, port))
         self._shutter.port = port
         self._bind_metrics()
-        self._transport.call(self._standard.serving)
+        self.transport.call(self._standard.serving)
         for follower in self._followers:
             follower.start()
         return port
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Has the event loop call a function, which must not wait."""
-        self._transport.call(function)
-
-    def _found(self, memory: str, there: bool) -> None:
-        self._transport.call(partial(self._standard.found, memory, there))
-
-    def _bind(self) -> int:
-        credentials = server_credentials(self.config)
-        check_free(self.config.listen)
-        try:
-            return self._transport.start(credentials, {SERVICE: self._handlers.handlers(), **self._standard.handlers})
-        except RuntimeError as error:
-            raise cannot_listen(self.config.listen, "another process took it just now") from error
 
     def _bind_metrics(self) -> None:
         if self.config.metrics is None:
@@ -178,7 +173,12 @@ class Server:
         own = parse_address(self.config.metrics)
         try:
             check_free(own, "--metrics")
-            self._metrics_port = MetricsPort(own, web_context(self.config), self.metrics.registry, self._check_scraper)
+            self._metrics_port = MetricsPort(
+                own,
+                web_context(self.config),
+                self.metrics.registry,
+                lambda headers: self.transport.ask(lambda: self._gate.caller(headers, None).check(METRICS)),
+            )
         except (OSError, DualformError) as error:
             self.stop(0.0)
             if isinstance(error, DualformError):
@@ -186,28 +186,21 @@ class Server:
             raise cannot_listen(own, error.strerror or str(error), "--metrics") from None
         self.metrics_address = str(Address(own.host, self._metrics_port.server_port))
 
-    def _check_scraper(self, headers: list[tuple[str, str | bytes]]) -> None:
-        """Raises Unauthenticated or Forbidden."""
-        self._transport.ask(lambda: self._gate.caller(headers, None).check(METRICS))
-
-    def _loop_state(self) -> LoopState:
-        return self._transport.ask(self._handlers.state)
-
     def stop(self, grace: float | None = None) -> None:
         """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended.
 
         What comes meanwhile is refused with Unavailable.
         """
-        self._transport.call(self._standard.draining)
+        self.transport.call(self._standard.draining)
         for follower in self._followers:
             follower.stop()
         self._closing.close()
-        self._transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
+        self.transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
         self._resources.close()
         self._shutter.close()
         if self._metrics_port is not None:
             self._metrics_port.close()
-        self._transport.close()
+        self.transport.close()
 
     def __enter__(self) -> Server:
         self.start()
@@ -253,7 +246,7 @@ def serve(
         raise_limit()
         with stop_signals() as wait:
             server.start()
-            supervisor.ready(server.call_soon)
+            supervisor.ready(server.transport.call)
             ready(server.address)
             _log.info("%s", next(iter(engines.values())).answered_by)
             if server.metrics_address:

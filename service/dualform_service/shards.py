@@ -364,20 +364,17 @@ def ray_answerers(
         concurrency_groups={_GIVE_UP: 1},
         scheduling_strategy="SPREAD",
     )(_Actor)
-    return _Launch(ray, lambda: actor.remote(str(Path(path).absolute()), backend))
+    folder = str(Path(path).absolute())
+    # One is kept in reserve, whose process has imported all it needs: most of what starting one takes.
+    reserve = actor.remote(folder, backend)
 
+    def launch(number: int) -> ShardAnswerer:
+        nonlocal reserve
+        own, reserve = reserve, actor.remote(folder, backend)
+        own.open.remote(number)
+        return RayAnswerer(ray, own)
 
-class _Launch:
-    """Keeps one actor in reserve, whose process has imported all it needs: most of what starting one takes."""
-
-    def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
-        self._ray, self._start = ray, start
-        self._reserve = start()
-
-    def __call__(self, number: int) -> ShardAnswerer:
-        actor, self._reserve = self._reserve, self._start()
-        actor.open.remote(number)
-        return RayAnswerer(self._ray, actor)
+    return launch
 
 
 @contextmanager

@@ -89,9 +89,9 @@ class Transport:
         finally:
             over.cancel()
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Has the loop call a function, soon."""
-        self._loop.call_soon_threadsafe(function)
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Has the loop call a function, soon, which must not wait."""
+        self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
         """Ends the loop. Nothing may be asked of it afterwards."""

@@ -230,7 +230,7 @@ def test_whoever_watches_health_is_told_of_each_change(engine):
         watched = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
         unknown = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\x0a\x01x", timeout=60)
         assert (next(watched), next(unknown)) == (b"\x08\x01", b"\x08\x03")
-        server._transport.call(server._standard.draining)
+        server.transport.call(server._standard.draining)
         assert ([*watched], [*unknown]) == ([b"\x08\x02"], []), "and nobody who watches holds up the end"
 
 
