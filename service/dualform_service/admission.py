@@ -99,7 +99,12 @@ class Gate:
         self._metrics.wrong_tokens.inc()
         self._unsaid += 1
         if peer is not None:
-            self._count(peer)
+            count = self._wrong[peer] = self._wrong.pop(peer, 0) + 1
+            if len(self._wrong) > CONNECTIONS:
+                self._wrong.popitem(last=False)
+            if count >= WRONG:
+                del self._wrong[peer]
+                self._shutter.shut(peer, self._note_shut)
         now = time.monotonic()
         if now - self._said >= LOOK_SECONDS:
             _log.warning(
@@ -107,14 +112,6 @@ class Gate:
                 *(self._unsaid, peer or "a scraper", WRONG, self._unsaid_shut),
             )
             self._unsaid, self._unsaid_shut, self._said = 0, 0, now
-
-    def _count(self, peer: str) -> None:
-        count = self._wrong[peer] = self._wrong.pop(peer, 0) + 1
-        if len(self._wrong) > CONNECTIONS:
-            self._wrong.popitem(last=False)
-        if count >= WRONG:
-            del self._wrong[peer]
-            self._shutter.shut(peer, self._note_shut)
 
     def _note_shut(self) -> None:
         self._unsaid_shut += 1

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import grpc.aio
 
@@ -100,10 +101,9 @@ class CallHandlers:
 
     def state(self) -> LoopState:
         """On the loop."""
-        return LoopState(
-            self._open_calls,
-            {**self._resources.waiting(), "scan": self._memories.waiting(), "reading": self._reads.waiting},
-        )
+        waiting = {lane.name: lane.waiting for lane in self._resources.lanes.all}
+        waiting |= {"scan": self._memories.waiting(), "reading": self._reads.waiting}
+        return LoopState(self._open_calls, waiting)
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
@@ -137,25 +137,18 @@ class CallHandlers:
         self._closing.admit()
         if self._open_calls > self._config.calls and not await self._reads.give_way(context.peer()):
             raise Overloaded("The server has no free place for another call.", hint="Ask again in a moment.")
-        asker = self._asker(method, context)
-        with self._call_places.one(asker):
-            await self._answer_to(asker, method, context, deadline)
-
-    async def _answer_to(self, asker: Asker, method: str, context: Context, deadline: Deadline) -> None:
-        current().memory, servicer = self._memories.of(context.invocation_metadata() or ())
-        message = await self._message(context)
-        current().bytes_in = len(message)
-        if not self._messages.take_now(asker, len(message)):
-            raise Overloaded("The server has no room for another question.", hint="Ask again in a moment.")
-        try:
+        asker, record = self._asker(method, context), current()
+        with self._call_places.one(asker), ExitStack() as held:
+            record.memory, servicer = self._memories.of(context.invocation_metadata() or ())
+            message = await self._message(context)
+            record.bytes_in = len(message)
+            if not self._messages.take_now(asker, len(message)):
+                raise Overloaded("The server has no room for another question.", hint="Ask again in a moment.")
+            held.callback(self._messages.give_back, asker, len(message))
             answer = await self._work(servicer, method, message, asker, deadline)
-            try:
-                await self._write(context, answer.data, deadline)
-                current().bytes_out = len(answer.data)
-            finally:
-                answer.release()
-        finally:
-            self._messages.give_back(asker, len(message))
+            held.callback(answer.release)
+            await self._write(context, answer.data, deadline)
+            record.bytes_out = len(answer.data)
 
     def _asker(self, method: str, context: Context) -> Asker:
         """Raises Unauthenticated, Forbidden or Overloaded."""

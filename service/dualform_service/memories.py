@@ -10,7 +10,7 @@ from pathlib import Path
 from dualform.errors import BadInput, DualformError, NotAMemory, NotFound
 from dualform.query.engine import Engine as OpenedEngine, open_memory
 from dualform.store.files.ram_budget import RamBudget, memory_bytes
-from dualform_proto.metadata import MEMORY, memory_of
+from dualform_proto.calls import MEMORY, memory_of
 from dualform_service.metrics import Engine
 from dualform_service.servicer import MemoryServicer
 

@@ -196,7 +196,7 @@ class Server:
             follower.stop()
         self._closing.close()
         self.transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
-        self._resources.close()
+        self._resources.lanes.close()
         self._shutter.close()
         if self._metrics_port is not None:
             self._metrics_port.close()

@@ -81,14 +81,6 @@ class Resources:
         self.lookup_places = Places(config.max_small, "look-ups", "--max-small")
         self.unread = FairSemaphore(UNREAD * config.answer_bytes)
 
-    def waiting(self) -> dict[str, int]:
-        """How many wait for the thread of a lane, by its name."""
-        return {lane.name: lane.waiting for lane in self.lanes.all}
-
-    def close(self) -> None:
-        """Returns when no question is worked on any more."""
-        self.lanes.close()
-
 
 Question: TypeAlias = LayerQuestion[Any]
 

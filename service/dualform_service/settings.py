@@ -31,8 +31,6 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 REQUEST_BYTES, ANSWER_BYTES = 4 * 2**20, 64 * 2**20
 WHERE_BYTES, WHERE_NODES = 64 * 2**10, 10_000
 PATTERNS, PATTERN_LETTERS = 16, 256
-METADATA_BYTES = 64 * 2**10
-"""Errors carry their details as metadata; gRPC's own bound of 8 KiB would cut long ones off."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ import grpc.aio
 
 from dualform.errors import DualformError, ServiceError
 from dualform_proto.address import Address
-from dualform_proto.errors import to_status
-from dualform_proto.metadata import REQUEST_ID, new_request_id, request_id_of
+from dualform_proto.calls import REQUEST_ID, new_request_id, request_id_of
+from dualform_proto.errors import METADATA_BYTES, to_status
 from dualform_proto.pem import read_authorities, read_pair
-from dualform_service.settings import METADATA_BYTES, ServiceConfig
+from dualform_service.settings import ServiceConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handler: TypeAlias = Callable[[Context], Awaitable[None]]

@@ -24,8 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from dualform.errors import DualformError, NotFound, TimedOut, Unauthenticated
 from dualform.questions import TopK, Vectors
 from dualform_client import Client
-from dualform_proto.calls import call_of
-from dualform_proto.metadata import REQUEST_ID
+from dualform_proto.calls import REQUEST_ID, call_of
 from dualform_service.call_record import NAME, JsonLog, Traces
 from dualform_service.server import Server
 from dualform_service.settings import ServiceConfig

@@ -24,7 +24,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import call_of
 from dualform_proto.errors import from_status
 from dualform_service import handlers

@@ -19,7 +19,7 @@ from dualform.answers import Columns
 from dualform.errors import Overloaded
 from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import CALLS
 from dualform_service import handlers, standard_services
 from dualform_service.admission import shut

@@ -448,7 +448,7 @@ def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4
             answer: EncodedAnswer = await one
             got.append(answer.data)
             answer.release()
-        resources.close()
+        resources.lanes.close()
         return held, got, resources
 
     return asyncio.run(asyncio.wait_for(test(), 120))
@@ -493,6 +493,6 @@ def test_what_gets_no_room_before_its_deadline_leaves_none_taken():
         with pytest.raises(BadInput, match=r"takes 3\.0 MiB; a message holds at most 2\.0 MiB"):
             await look_up(MemoryServicer(Large(3 * LARGEST // 2), resources), 1)  # type: ignore[arg-type]
         assert resources.unread.free == UNREAD * LARGEST
-        resources.close()
+        resources.lanes.close()
 
     run(test)

@@ -27,7 +27,7 @@ from dualform.errors import (
 from dualform.questions import GroupSum, Vectors
 from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import CALLS
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 from dualform_service.server import Server

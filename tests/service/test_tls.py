@@ -16,7 +16,7 @@ import pytest
 from dualform.errors import BadInput, Unauthenticated, Unavailable
 from dualform_client import AsyncClient, Client
 from dualform_client.cli import main
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.pem import names_of
 from dualform_service.server import Server
 from dualform_service.settings import ServiceConfig

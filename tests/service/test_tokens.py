@@ -17,7 +17,7 @@ from dualform.answers import QuerySet, Scan
 from dualform.errors import BadInput, Forbidden, Overloaded, Unauthenticated
 from dualform.questions import QuerySetLookup
 from dualform_client import Client
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import call_of
 from dualform_service import admission
 from dualform_service.auth import ADMIN, READ, SQL, new_token, read_tokens

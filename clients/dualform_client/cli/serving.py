@@ -215,7 +215,7 @@ def health(
     Example:
       dualform health 127.0.0.1:50051
     """
-    from dualform_client.connection import is_serving
+    from dualform_client.client import is_serving
 
     serving = is_serving(address, timeout=timeout, authority=authority, certificate=certificate, key=key)
     return Report({"serving": serving}, ["serving" if serving else "not serving"], 0 if serving else FAILED)
