@@ -19,7 +19,7 @@ import grpc.aio
 
 from dualform.errors import BadInput, Cancelled, DualformError, FolderError, Forbidden, Overloaded, TimedOut
 from dualform.questions import SqlStatement
-from dualform_proto.calls import CALLS
+from dualform_proto.calls import CALLS, request_id_of
 from dualform_service.admission import Closing, Gate, MessageReads, Rates, Shutter
 from dualform_service.call_record import CURRENT, CallRecord, Observer, current
 from dualform_service.memories import Memories
@@ -27,7 +27,7 @@ from dualform_service.metrics import LoopState, Metrics
 from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Places
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, Resources
 from dualform_service.settings import ServiceConfig
-from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
+from dualform_service.transport import Context, Handler, refuse
 
 _log = logging.getLogger("dualform.service")
 
@@ -66,6 +66,8 @@ def _in_the_log(request_id: str) -> str:
     return f"The server's log says why, under the request {request_id}."
 
 
+TRACE_PARENT = 55
+"""Characters of a trace's and a span's numbers, with what goes between."""
 READING, PATIENCE = 64, 0.25
 """Messages on their way at once, and seconds after which one that is not there yet makes room for others."""
 
@@ -108,7 +110,9 @@ class CallHandlers:
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
             deadline = Deadline(context.time_remaining(), self._config.deadline)
-            record = CallRecord(method, request_id(context), context.peer(), trace_parent=trace_parent(context))
+            metadata, request_id = context.invocation_metadata() or (), request_id_of(context.trailing_metadata())
+            trace = next((value for key, value in metadata if key == "traceparent" and isinstance(value, str)), "")
+            record = CallRecord(method, request_id, context.peer(), trace[:TRACE_PARENT])
             CURRENT.set(record)
             self._open_calls += 1
             outcome = "ok"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import inf
@@ -79,60 +79,55 @@ class ServiceConfig:
     """Seconds between looks for newer commits of a training that still runs."""
 
     def __post_init__(self) -> None:
-        for fault in self._faults():
-            raise fault
-
-    def _faults(self) -> Iterator[BadInput]:
-        yield from self._faulty_numbers()
+        self._check_numbers()
         if (self.certificate is None) != (self.key is None):
-            yield BadInput(
+            raise BadInput(
                 "TLS needs a certificate and its key, and only one was given.",
                 hint="Give both --tls-cert and --tls-key.",
                 field="certificate" if self.certificate is None else "key",
             )
         if self.client_authority is not None and self.certificate is None:
-            yield BadInput(
+            raise BadInput(
                 "--tls-client-ca needs TLS, but the server has no certificate.",
                 hint="Give --tls-cert and --tls-key, too.",
                 field="client_authority",
             )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
-            yield BadInput(
+            raise BadInput(
                 "token must be printable ASCII that is not empty.", hint="Make one: dualform token NAME", field="token"
             )
         if self.token is not None and self.token_file is not None:
-            yield BadInput("token and token_file cannot be combined.", hint="Give one of them.", field="token")
+            raise BadInput("token and token_file cannot be combined.", hint="Give one of them.", field="token")
         if self.client_authority is not None and self.explore is not None:
-            yield BadInput(
+            raise BadInput(
                 "--explore cannot be combined with --tls-client-ca: its pages have no certificate.",
                 hint="Serve the pages separately: dualform explore HOST:PORT --tls-cert FILE --tls-key FILE.",
                 field="explore",
             )
         for name, address in (("address", self.address), ("metrics", self.metrics), ("explore", self.explore)):
             if address is not None:
-                yield from self._faults_of(name, address)
+                self._check_address(name, address)
 
-    def _faulty_numbers(self) -> Iterator[BadInput]:
+    def _check_numbers(self) -> None:
         """Every field that is a number must bound something; only the grace may be none."""
         for own in fields(self):
             value = getattr(self, own.name)
             if own.type == "int" and not (isinstance(value, int) and value > 0):
-                yield BadInput(f"{own.name} must be a whole number above 0, not {value}.", field=own.name)
+                raise BadInput(f"{own.name} must be a whole number above 0, not {value}.", field=own.name)
             if own.type in ("float", "float | None") and value is not None:
                 enough = value >= 0 if own.name == "grace" else value > 0
                 if not (enough and value < inf):
                     least = "of at least" if own.name == "grace" else "above"
-                    yield BadInput(f"{own.name} must be a finite number {least} 0, not {value}.", field=own.name)
+                    raise BadInput(f"{own.name} must be a finite number {least} 0, not {value}.", field=own.name)
 
-    def _faults_of(self, name: str, address: str) -> Iterator[BadInput]:
+    def _check_address(self, name: str, address: str) -> None:
         try:
             loopback = parse_address(address).loopback
         except BadInput as error:
             error.field = name
-            yield error
-            return
+            raise
         if not loopback and (not self.asks_for_tokens or self.certificate is None):
-            yield BadInput(
+            raise BadInput(
                 f"{address} can be reached from other machines, which needs both TLS and a token.",
                 hint="Give --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1.",
                 field=name,

@@ -101,10 +101,10 @@ class StandardServices:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The message is not a {of.DESCRIPTOR.full_name}.")
 
     async def _check(self, context: Context) -> None:
-        name = await self._service(context)
+        name = (await self._only(context, health_pb2.HealthCheckRequest)).service
         if name not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND, "Unknown service.")
-        await self._tell(context, self._status(name))
+        await context.write(Response(status=self._status(name)).SerializeToString())
 
     async def _list(self, context: Context) -> None:
         await self._only(context, health_pb2.HealthListRequest)
@@ -114,19 +114,16 @@ class StandardServices:
         await context.write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def _watch(self, context: Context) -> None:
-        name, told = await self._service(context), None
+        name, told = (await self._only(context, health_pb2.HealthCheckRequest)).service, None
         while True:
             changed, drains = self._changed, self._drains
             status = self._status(name) if name in self._names else Response.SERVICE_UNKNOWN
             if status != told:
-                await self._tell(context, status)
+                await context.write(Response(status=status).SerializeToString())
                 told = status
             if drains:  # nobody who watches holds up the end
                 return
             await changed.wait()
-
-    async def _service(self, context: Context) -> str:
-        return str((await self._only(context, health_pb2.HealthCheckRequest)).service)
 
     async def _only(self, context: Context, of: type[Message]) -> Any:
         """The one message of a call."""
@@ -134,9 +131,6 @@ class StandardServices:
         if request is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A call must hold one message.")
         return request
-
-    async def _tell(self, context: Context, status: int) -> None:
-        await context.write(Response(status=status).SerializeToString())
 
     async def _reflect(self, context: Context) -> None:
         try:

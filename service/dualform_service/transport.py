@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 HANDSHAKE_SECONDS, IDLE_SECONDS = 10, 60
 """After which a connection is closed that says nothing sensible, or on which no call is."""
-_TRACE_PARENT = 55
-"""Characters of a trace's and a span's numbers, with what goes between."""
 _STREAM_BYTES = 64 << 10
 """What a stream may send that nobody has asked for yet."""
 
@@ -120,19 +118,6 @@ async def refuse(context: Context, error: DualformError) -> None:
     """Ends a call with the status of an error."""
     status = to_status(error)
     await context.abort(status.code, status.details, (*context.trailing_metadata(), *status.trailing_metadata))
-
-
-def request_id(context: Context) -> str:
-    """Of a call that is being handled."""
-    return request_id_of(context.trailing_metadata())
-
-
-def trace_parent(context: Context) -> str:
-    """What a caller says of the trace that it is in, as long as W3C has it; empty where it says nothing."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value[:_TRACE_PARENT]
-    return ""
 
 
 def _of(handler: Handler) -> Any:
