@@ -87,7 +87,7 @@ def read_tokens(file: Path) -> Tokens:
     Raises BadInput for a file that cannot be read or that others may write, for lines that are none, and for a token
     that others may read or that is short.
     """
-    lines, mode = _lines(file)
+    lines, mode = token_lines(file)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _unfit(file, "other users may write to it", f"Run chmod go-w {file}")
     own = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
@@ -140,8 +140,8 @@ def _bare(file: Path, token: str, mode: int) -> Tokens:
     return single_token(token)
 
 
-def _lines(file: Path) -> tuple[list[str], int]:
-    """Without blanks around them, and the file's mode."""
+def token_lines(file: Path) -> tuple[list[str], int]:
+    """The lines of a file, without blanks around them, and its mode. Raises BadInput for a file that cannot be read."""
     try:
         with file.open(encoding="ascii") as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)

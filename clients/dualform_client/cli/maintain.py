@@ -97,43 +97,45 @@ def _counted(found: Deletion) -> str:
 
 def _said(found: Deletion) -> list[str]:
     """Sentences that say what a deletion does, before it is confirmed."""
-    said = [f"This deletes {_counted(found)}, with their keys, values and columns."]
-    if found.summed:
-        said.append(
+    lost = ", ".join(f"{count:,} of {_dataset(name)}" for name, count in found.shown.items())
+    sentences: tuple[tuple[object, str], ...] = (
+        (True, f"This deletes {_counted(found)}, with their keys, values and columns."),
+        (
+            found.summed,
             f"What they added to {', '.join(found.summed)} is kept as one sum, as of the end. Weights as of an earlier "
-            f"step are known only up to step {found.first_step}."
-        )
-    if found.scores_only:
-        said.append(
+            f"step are known only up to step {found.first_step}.",
+        ),
+        (
+            found.scores_only,
             f"{', '.join(found.scores_only)} can no longer be rebuilt from step {found.first_step} on: only scores and "
-            "the final weights remain."
-        )
-    if found.query_sets:
-        said.append(f"These query sets are removed: {', '.join(found.query_sets)}.")
-    if found.unsure:
-        said.append(_stay(found.unsure))
-    if found.shown:
-        lost = ", ".join(f"{count:,} of {_dataset(name)}" for name, count in found.shown.items())
-        said.append(f"Previews are removed: {lost}.")
-    if found.preview_sets:
-        said.append(
+            "the final weights remain.",
+        ),
+        (found.query_sets, f"These query sets are removed: {', '.join(found.query_sets)}."),
+        (found.unsure, _stay(found.unsure)),
+        (found.shown, f"Previews are removed: {lost}."),
+        (
+            found.preview_sets,
             f"Preview sets that are removed: those of {', '.join(map(_dataset, found.preview_sets))}. None of "
-            "their samples is left, or some of the deleted ones have no number."
-        )
-    if found.others:
-        said.append(
+            "their samples is left, or some of the deleted ones have no number.",
+        ),
+        (
+            found.others,
             f"{_listed(found.others)} are kept up to step {found.first_step} and as of the end, "
             f"{counted(found.span, 'step')} later; their values in between are removed. The fewer steps these are, the "
-            "more the difference reveals of their batches."
-        )
-    if found.removed:
-        said.append(f"These files are not part of the memory and are removed, too: {', '.join(found.removed)}.")
-    said.append(NOT_PROMISED)
-    if found.few:
-        said.append("They are so few that the sum spans their keys.")
-    if found.alone:
-        said.append(f"{counted(found.alone, 'step')} had no other samples: what is kept of such a step reveals them.")
-    return said
+            "more the difference reveals of their batches.",
+        ),
+        (
+            found.removed,
+            f"These files are not part of the memory and are removed, too: {', '.join(found.removed)}.",
+        ),
+        (True, NOT_PROMISED),
+        (found.few, "They are so few that the sum spans their keys."),
+        (
+            found.alone,
+            f"{counted(found.alone, 'step')} had no other samples: what is kept of such a step reveals them.",
+        ),
+    )
+    return [sentence for holds, sentence in sentences if holds]
 
 
 def _stay(query_sets: tuple[str, ...]) -> str:

@@ -357,16 +357,14 @@ def connected(target: str, ram: Bound | None = None, **reach: Any) -> Answers:
 
 def read_token(file: Path) -> str:
     """The first line of a file. Raises BadInput if it cannot be read or is blank."""
-    try:
-        lines = file.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it holds characters other than ASCII"
-        raise BadInput(f"The token file {file} cannot be read: {reason}.", field="token_file") from None
-    if not lines or not lines[0].strip():
+    from dualform_service.auth import token_lines
+
+    lines, _ = token_lines(file)
+    if not lines or not lines[0]:
         raise BadInput(
             f"The token file {file} is blank.", hint="Write the token in its first line.", field="token_file"
         )
-    return lines[0].strip()
+    return lines[0]
 
 
 def _shared_bound(ram: str) -> Bound:
