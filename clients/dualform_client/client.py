@@ -24,7 +24,6 @@ from dualform.questions import Question
 from dualform_proto.address import is_served, parse_address, split_target
 from dualform_proto.calls import MEMORY, REQUEST_ID, call_of, encode_memory, new_request_id, request_id_of
 from dualform_proto.errors import METADATA_BYTES, from_status
-from dualform_proto.pem import read_authorities, read_pair
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 
 MESSAGE_BYTES = 64 * 2**20
@@ -97,6 +96,8 @@ class Connection:
         """None where TLS is not spoken. Raises BadInput where a file cannot be used."""
         if not self.secure:
             return None
+        from dualform_proto.pem import read_authorities, read_pair  # what speaks no TLS does not load ssl
+
         authorities = None if self.authority is None else read_authorities(self.authority)
         certificate = key = None
         if self.certificate is not None and self.key is not None:

@@ -227,7 +227,7 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _log = logging.getLogger("dualform.explorer")
 
 
-class ServedPages:
+class ServedPages(AbstractContextManager["ServedPages"]):
     """A context manager. It binds the address at once, so that a wrong one is refused before anything starts. From
     `start` on, a process answers until this one ends.
     """
@@ -284,9 +284,6 @@ class ServedPages:
         code = process.wait()
         if not self._ending:
             _log.error("the pages of --explore ended with code %d; questions are answered all the same", code)
-
-    def __enter__(self) -> ServedPages:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
