@@ -78,11 +78,6 @@ class Connection:
         """host:port."""
         return split_target(self.target)[0]
 
-    def made_again(self, client: Callable[..., A]) -> tuple[Callable[[], A], tuple[()]]:
-        """What a client's pickle holds, its token included: what makes another one of the same arguments."""
-        arguments = {own.name: getattr(self, own.name) for own in fields(self)[1:]}
-        return partial(client, self.target, **arguments), ()
-
     @property
     def memory(self) -> str:
         """The name of the memory that is asked; empty for the only one that a server has."""
@@ -195,7 +190,9 @@ class _Caller(ABC):
     def _start(self) -> None: ...
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
-        return self.connection.made_again(type(self))
+        """What a pickle holds, its token included: what makes another one of the same arguments."""
+        options = {own.name: getattr(self.connection, own.name) for own in fields(Connection)[1:]}
+        return partial(type(self), self.connection.target, **options), ()
 
     def _request(self, question: Question[Any]) -> tuple[str, dict[str, Any], str]:
         """The name of the call, its arguments, and its own name for the server's log."""

@@ -29,6 +29,33 @@ from dualform_service.metrics import CountedEngine
 from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Lane, Lanes, Places, ScanCosts, Thread, Turn
 from dualform_service.settings import ServiceConfig
 
+Question: TypeAlias = LayerQuestion[Any]
+
+SMALL_QUERIES = 16
+"""Most queries of a question that waits for others to share a scan."""
+QUERIES = 128
+"""Most queries that share a scan; a question may say that fewer of its kind are worth it."""
+PARTED = ("queries", "k", "by", "points")
+"""Fields of questions that share a scan whose error may be one asker's alone, or that of all of them together: an
+answer to all may be too large where the answers to halves are not."""
+LINGER = 0.03
+"""Most seconds that a kind waits for the askers of its last scan to ask again. `make bench ONLY=serving` measures what
+this and the share below bring."""
+LINGER_SHARE = 0.75
+"""Most of that scan's own time that the wait may take."""
+UNREAD = 4
+"""Answers of the largest size that may wait to be read at once."""
+SMALL_BYTES = 2**20
+"""Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""
+FREE_BYTES = 64 * 2**10
+"""Largest message that is decoded or encoded at once, on the loop, and largest answer that takes no room: there are
+few beside those that do."""
+BESIDE_BYTES = 1024
+"""What the message of a large answer mostly takes beside its numbers."""
+LOOKUPS = (PreviewLookup, Inventory, QuerySetLookup, SlotLookup)
+
+_CALLS = {call.method: call for call in CALLS.values()}
+
 
 class NoRoom(Exception):
     """So many bytes are wanted, and others hold them."""
@@ -62,10 +89,6 @@ class Holding:
             self._room.give_back(self._asker, size)
 
 
-UNREAD = 4
-"""Answers of the largest size that may wait to be read at once."""
-
-
 class Resources:
     """Of one server, however many memories it has."""
 
@@ -80,22 +103,6 @@ class Resources:
         """For the others that may share their work: they may wait long, and take no light one's place meanwhile."""
         self.lookup_places = Places(config.max_small, "look-ups", "--max-small")
         self.unread = FairSemaphore(UNREAD * config.answer_bytes)
-
-
-Question: TypeAlias = LayerQuestion[Any]
-
-SMALL_QUERIES = 16
-"""Most queries of a question that waits for others to share a scan."""
-QUERIES = 128
-"""Most queries that share a scan; a question may say that fewer of its kind are worth it."""
-PARTED = ("queries", "k", "by", "points")
-"""Fields of questions that share a scan whose error may be one asker's alone, or that of all of them together: an
-answer to all may be too large where the answers to halves are not."""
-LINGER = 0.03
-"""Most seconds that a kind waits for the askers of its last scan to ask again. `make bench ONLY=serving` measures what
-this and the share below bring."""
-LINGER_SHARE = 0.75
-"""Most of that scan's own time that the wait may take."""
 
 
 @dataclass(eq=False)
@@ -290,18 +297,6 @@ def _fail(askers: list[_PendingQuestion], error: Exception) -> None:
     for asker in askers:
         if not asker.answered.done():
             asker.answered.set_exception(error)
-
-
-SMALL_BYTES = 2**20
-"""Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""
-FREE_BYTES = 64 * 2**10
-"""Largest message that is decoded or encoded at once, on the loop, and largest answer that takes no room: there are
-few beside those that do."""
-BESIDE_BYTES = 1024
-"""What the message of a large answer mostly takes beside its numbers."""
-LOOKUPS = (PreviewLookup, Inventory, QuerySetLookup, SlotLookup)
-
-_CALLS = {call.method: call for call in CALLS.values()}
 
 
 @dataclass(frozen=True)

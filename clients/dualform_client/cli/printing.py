@@ -90,12 +90,12 @@ def wants_json() -> bool:
 
 def emit(report: Report | None) -> int:
     """Prints a report. Returns the exit code."""
-    told = set[str]()
     if report is None:
         return 0
     if wants_json():
         print_json(report.for_json())
         return report.code
+    told = set[str]()
     for part in report.shown:
         if isinstance(part, Table):
             from dualform_client.cli.tables import show  # not needed for JSON
