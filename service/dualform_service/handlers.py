@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import grpc.aio
@@ -23,7 +23,7 @@ from dualform_proto.calls import CALLS, request_id_of
 from dualform_service.admission import Closing, Gate, MessageReads, Rates, Shutter
 from dualform_service.call_record import CURRENT, CallRecord, Observer, current
 from dualform_service.memories import Memories
-from dualform_service.metrics import LoopState, Metrics
+from dualform_service.metrics import Metrics
 from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Places
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, Resources
 from dualform_service.settings import ServiceConfig
@@ -101,11 +101,11 @@ class CallHandlers:
         """By method."""
         return {call.method: self._handler(call.method) for call in CALLS.values()}
 
-    def state(self) -> LoopState:
-        """On the loop."""
+    def state(self) -> tuple[int, Mapping[str, int]]:
+        """On the loop: the number of open calls, and of those that wait, by what they wait for."""
         waiting = {lane.name: lane.waiting for lane in self._resources.lanes.all}
         waiting |= {"scan": self._memories.waiting(), "reading": self._reads.waiting}
-        return LoopState(self._open_calls, waiting)
+        return self._open_calls, waiting
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:

@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, make_wsgi_app
@@ -86,15 +86,6 @@ ENGINE = (
 _log = logging.getLogger("dualform.service")
 
 
-class LoopState(NamedTuple):
-    """State that only the event loop may read, at one moment."""
-
-    calls: int
-    """Open calls."""
-    waiting: Mapping[str, int]
-    """Waiting calls, by what they wait for."""
-
-
 class Registry(CollectorRegistry):
     """Leaves out the times at which series began, which prometheus_client adds to every counter."""
 
@@ -166,18 +157,23 @@ class ServerSeries:
     """Series that are read when they are scraped: of the engines, the event loop and the log."""
 
     def __init__(
-        self, engines: Mapping[str, Engine], state: Callable[[], LoopState], dropped: Callable[[], int]
+        self,
+        engines: Mapping[str, Engine],
+        calls: Callable[[], tuple[int, Mapping[str, int]]],
+        dropped: Callable[[], int],
     ) -> None:
-        """`engines`: by the names of their memories. `dropped`: the number of dropped lines of the log."""
-        self._engines, self._state, self._dropped = engines, state, dropped
+        """`engines`: by the names of their memories. `calls`: the number of open calls, and of those that wait, by what
+        they wait for. `dropped`: the number of dropped lines of the log.
+        """
+        self._engines, self._calls, self._dropped = engines, calls, dropped
 
     def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        yield GaugeMetricFamily("dualform_open_calls", "Open calls.", value=state.calls)
+        open_calls, waits = self._calls()
+        yield GaugeMetricFamily("dualform_open_calls", "Open calls.", value=open_calls)
         waiting = GaugeMetricFamily(
             "dualform_waiting", "Calls that wait for their message, a scan or a thread.", labels=["place"]
         )
-        for place, count in state.waiting.items():
+        for place, count in waits.items():
             waiting.add_metric([place], count)
         yield waiting
         yield CounterMetricFamily(
