@@ -387,16 +387,20 @@ def _best(memory: Answers, hits: Hits, which: str) -> list[Best]:
 
 def _matched(first: Best, second: Best) -> list[dict[str, Any]]:
     """Samples in the order of the first memory, then others in that of the second."""
-    samples = []
-    for key in dict.fromkeys((*first, *second)):
-        one, other = first.get(key), second.get(key)
-        label = next(entry[0] for entry in (one, other) if entry is not None)
-        places = {"a": one and one[1], "b": other and other[1]}
-        samples.append({"dataset": key[0], "sample": key[1], "label": label, **places})
-    return samples
+    nowhere = None, None
+    return [
+        {
+            "dataset": key[0],
+            "sample": key[1],
+            "label": (first.get(key) or second[key])[0],
+            "a": first.get(key, nowhere)[1],
+            "b": second.get(key, nowhere)[1],
+        }
+        for key in dict.fromkeys((*first, *second))
+    ]
 
 
 def _cells(sample: dict[str, Any]) -> list[Any]:
-    places = [sample["a"] or {}, sample["b"] or {}]
+    a, b = sample["a"] or {}, sample["b"] or {}
     named = [sample[name] for name in ("dataset", "sample", "label")]
-    return [*named, *(own.get("rank") for own in places), *(own.get("score") for own in places)]
+    return [*named, a.get("rank"), b.get("rank"), a.get("score"), b.get("score")]
