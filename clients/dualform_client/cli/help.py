@@ -115,7 +115,10 @@ def report_failure(error: BaseException, as_json: bool) -> int:
         _print_failure("interrupted", "Interrupted.", "", as_json)
         return INTERRUPTED
     if isinstance(error, click.ClickException):
-        _print_failure("usage", _usage_message(error), _usage_hint(error), as_json)
+        message = error.format_message()
+        if isinstance(error, click.NoSuchOption):
+            message = f"Unknown option {error.option_name!r}."
+        _print_failure("usage", message, _usage_hint(error), as_json)
         return BAD_INPUT
     ours = as_dualform_error(error)
     _print_failure(ours.code, ours.message, ours.hint, as_json, ours.request_id)
@@ -159,10 +162,6 @@ def _with_options(text: str, options: dict[str, str]) -> str:
         text = re.sub(rf"\b{name}=", option, text)
     text = re.sub(r"\bsql\((\".*?\")\)", r"dualform sql TARGET \1", text)
     return text.replace("group_sum", "dualform group-sum")
-
-
-def _usage_message(error: click.ClickException) -> str:
-    return f"Unknown option {error.option_name!r}." if isinstance(error, click.NoSuchOption) else error.format_message()
 
 
 def _usage_hint(error: click.ClickException) -> str:
