@@ -173,10 +173,8 @@ class MessageReads:
         self._reading = OrderedDict[asyncio.Timeout, float]()
         """Since when, oldest first."""
         self._ending: asyncio.TimerHandle | None = None
-        self._coming = dict[str, dict[asyncio.Timeout, None]]()
-        """All that are read or wait for it, by connection, oldest first."""
-        self._told = dict[asyncio.Timeout, asyncio.Future[None]]()
-        """Of those that give way: who waits for their end."""
+        self._coming = dict[str, dict[asyncio.Timeout, asyncio.Event]]()
+        """All that are read or wait for it, by connection, oldest first, with what is set at their end."""
 
     @property
     def waiting(self) -> int:
@@ -186,15 +184,14 @@ class MessageReads:
     async def read(self, context: Context, seconds: float | None) -> bytes | None:
         """The next message of a call; None where no more comes. Raises TimeoutError where it takes too long."""
         async with asyncio.timeout(seconds) as limit:
-            peer = context.peer()
-            self._coming.setdefault(peer, {})[limit] = None
+            peer, ended = context.peer(), asyncio.Event()
+            self._coming.setdefault(peer, {})[limit] = ended
             try:
                 async with self.one(peer, limit):
                     message: Any = await _to_its_end(context)
             finally:
                 self._forget(peer, limit)
-                if (told := self._told.pop(limit, None)) is not None and not told.done():
-                    told.set_result(None)
+                ended.set()
         return None if message is grpc.aio.EOF else bytes(message)
 
     async def give_way(self, connection: str) -> bool:
@@ -203,12 +200,11 @@ class MessageReads:
         peer, most = max(self._coming.items(), key=lambda own: len(own[1]), default=("", {}))
         if len(most) <= len(self._coming.get(connection, ())):
             return False
-        oldest, loop = next(iter(most)), asyncio.get_running_loop()
+        oldest, ended = next(iter(most.items()))
         self._forget(peer, oldest)
-        told = self._told[oldest] = loop.create_future()
         if not oldest.expired():
-            oldest.reschedule(loop.time())
-        await told
+            oldest.reschedule(asyncio.get_running_loop().time())
+        await ended.wait()
         return True
 
     def _forget(self, peer: str, limit: asyncio.Timeout) -> None:
