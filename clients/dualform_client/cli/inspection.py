@@ -275,4 +275,4 @@ def estimate(
             hint="Set DUALFORM_TRACEBACK=1 to see where.",
             field="training",
         ) from error
-    return Report(lambda: found.to_json(), [str(found)])
+    return Report(found.to_json(), [str(found)])
