@@ -64,7 +64,7 @@ KNOWN = (
     ),
     (
         "service",
-        "service/dualform_service/batching.py",
+        "service/dualform_service/servicer.py",
         "questions are not waited for",
         "LINGER = 0.03",
         "LINGER = 0.0",
@@ -72,7 +72,7 @@ KNOWN = (
     ("service", "service/dualform_service/scheduling.py", "heavy work is as nice", "HEAVY_NICE = 15", "HEAVY_NICE = 0"),
     (
         "service",
-        "service/dualform_service/limits.py",
+        "service/dualform_service/admission.py",
         "the limit of open files is not raised",
         "def raise_limit() -> None:\n",
         "def raise_limit() -> None:\n    return\n\n\ndef _unused() -> None:\n",

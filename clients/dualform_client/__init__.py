@@ -8,25 +8,19 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dualform.extras import loaded_on_use
 
 if TYPE_CHECKING:
     from dualform_client.client import AsyncClient as AsyncClient, Client as Client
     from dualform_client.target import connect as connect
 
-_HOME = {"AsyncClient": "client", "Client": "client", "connect": "target"}
-
 __all__ = ["AsyncClient", "Client", "connect"]
 
-
-def __getattr__(name: str) -> Any:
-    """What is first used is loaded then: a command that asks a folder needs no gRPC."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'dualform_client' has no attribute {name!r}")
-    value = getattr(import_module(f"dualform_client.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+_HOMES = {"AsyncClient": "client", "Client": "client", "connect": "target"}
+__getattr__ = loaded_on_use(__name__, {name: (f"{__name__}.{home}", name) for name, home in _HOMES.items()})
+"""A command that asks a folder needs no gRPC."""
 
 
 def __dir__() -> list[str]:

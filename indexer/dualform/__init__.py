@@ -9,10 +9,9 @@ Importing this package loads neither torch nor faiss nor duckdb; each name below
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dualform.extras import missing_package
+from dualform.extras import loaded_on_use
 
 if TYPE_CHECKING:
     from dualform.answers import (
@@ -206,19 +205,13 @@ __all__ = [
     "tap",
 ]
 
+_load = loaded_on_use("dualform", _HOME)
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name not in _HOME:
-        raise AttributeError(f"module 'dualform' has no attribute {name!r}")
-    module, attribute = _HOME[name]
-    try:
-        value = getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise missing_package(error) or error from None
-    globals()[name] = value
-    return value
+    return _load(name)
 
 
 def _version() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -51,6 +53,25 @@ def missing_package(error: ImportError) -> MissingPackage | None:
     return MissingPackage(
         f"the package {package} is not installed; the extra [{extra}] brings it.", hint=f"{commands}."
     )
+
+
+def loaded_on_use(package: str, homes: Mapping[str, tuple[str, str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names are loaded when they are first used. `homes`: by name, the module and
+    the name there. It raises MissingPackage where an extra is not installed.
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, attribute = homes[name]
+        try:
+            value = getattr(import_module(module), attribute)
+        except ImportError as error:
+            raise missing_package(error) or error from None
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load
 
 
 def optional(package: str) -> Any:

@@ -45,11 +45,6 @@ def parse_address(text: str) -> Address:
     return Address(form["v6"] or form["host"], int(form["port"]))
 
 
-def is_address(text: str) -> bool:
-    """Whether the text has the form of an address."""
-    return _FORM.fullmatch(text) is not None
-
-
 def split_target(target: str) -> tuple[str, str]:
     """Address and memory of `host:port/NAME`; the memory is empty if the target has none."""
     address, _, name = target.partition("/")
@@ -58,7 +53,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 def is_served(target: str) -> bool:
     """Whether a text has the form of `host:port` or `host:port/NAME`."""
-    return is_address(split_target(target)[0])
+    return _FORM.fullmatch(split_target(target)[0]) is not None
 
 
 def host_of(header: str) -> str:

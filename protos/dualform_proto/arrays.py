@@ -35,6 +35,8 @@ WIRE_TYPES: dict[pb.ElementType.ValueType, np.dtype[Any]] = {
 ELEMENT_TYPES = {dtype: element for element, dtype in WIRE_TYPES.items()}
 _LONGEST = 2**31
 """Most rows or columns of a matrix. The bytes of an empty one do not bound them."""
+_KEYS = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64}
+"""Types of keys of groups, by the kind of NumPy's. Integers among floats are floats."""
 _CAST = "In SQL, cast it: CAST(... AS DOUBLE), CAST(... AS BIGINT) or CAST(... AS VARCHAR)."
 
 
@@ -176,23 +178,13 @@ def _key_column(name: str, values: list[Any]) -> NDArray[Any]:
     present = [value for value in values if value is not None]
     if all(isinstance(value, str) for value in present):
         return _objects(values)
-    dtype = _key_type(name, present)
-    nulls = np.array([value is None for value in values], dtype=bool)
-    numbers = np.array([present[0] if value is None else value for value in values], dtype=dtype)
-    return np.ma.MaskedArray(numbers, mask=nulls) if nulls.any() else numbers
-
-
-def _key_type(name: str, present: list[Any]) -> np.dtype[Any]:
-    """The type of the wire whose numbers are such values; integers among floats are floats."""
-    if all(isinstance(value, bool | np.bool_) for value in present):
-        return np.dtype(np.bool_)
-    if all(isinstance(value, int | float | np.number) for value in present):
-        return np.dtype(np.float64 if any(isinstance(value, float | np.floating) for value in present) else np.int64)
-    kinds = {type(value) for value in present}
-    found = [dtype for dtype in WIRE_TYPES.values() if kinds == {type(np.zeros((), dtype).item())}]
-    if not found:
+    numbers = np.array([present[0] if value is None else value for value in values])
+    dtype = _KEYS.get(numbers.dtype.kind)
+    if dtype is None:
         raise _not_carried(name, present[0], "Group by a column of another type.")
-    return found[0]
+    nulls = np.array([value is None for value in values], dtype=bool)
+    numbers = numbers.astype(dtype)
+    return np.ma.MaskedArray(numbers, mask=nulls) if nulls.any() else numbers
 
 
 def _not_carried(name: str, value: Any, hint: str) -> BadInput:

@@ -1,10 +1,20 @@
-"""The calls of dualform.v1: how each question and its answer become messages, and when an answer is refused."""
+"""The calls of dualform.v1: how each question and its answer become messages, when an answer is refused, and the
+metadata of a call.
+
+`dualform-memory` names the memory to ask, for a server of several. It is known before any message, and percent-encoded,
+which leaves names of letters, digits and ._-~ as they are. `x-request-id` names the call itself, in both directions, so
+that its caller and the server's log speak of the same one. The server makes it if the caller gives none, or one that a
+log could not print safely.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
 import numpy as np
 from google.protobuf.message import Message
@@ -54,7 +64,7 @@ _UPGRADE = "It runs an older version of dualform: upgrade it, or ask the memory'
 
 @dataclass(frozen=True)
 class Call:
-    """Encoding and decoding raise BadInput for what the wire cannot carry, or for lengths that do not fit."""
+    """The codecs raise BadInput for what the wire cannot carry, or for lengths that do not fit."""
 
     method: str
     """Name of the call in dualform.v1.Memory."""
@@ -63,22 +73,9 @@ class Call:
     check: Callable[[Any, Any], None] = lambda question, answer: None
     """Raises ServiceError for an answer that is not one to the question."""
 
-    def encode_question(self, question: Question[Any]) -> Any:
-        return self.question.encode(question)
-
-    def decode_question(self, message: Message) -> Any:
-        return self.question.decode(message)
-
-    def encode_answer(self, answer: Any) -> Message:
-        message: Message = self.result.encode(answer)
-        return message
-
-    def decode_answer(self, message: Message) -> Any:
-        return self.result.decode(message)
-
     def answer(self, question: Question[Any], message: Message) -> Any:
         """The answer to a question that a message holds."""
-        found = self.decode_answer(message)
+        found = self.result.decode(message)
         self.check(question, found)
         return found
 
@@ -167,3 +164,29 @@ def call_of(question: Question[Any]) -> Call:
             field="question",
         )
     return call
+
+
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+MEMORY = "dualform-memory"
+REQUEST_ID = "x-request-id"
+_FORM = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def encode_memory(name: str) -> str:
+    return quote(name, safe="")
+
+
+def memory_of(metadata: Metadata) -> str:
+    """The name of the memory; empty for none."""
+    return unquote(next((value for key, value in metadata if key == MEMORY and isinstance(value, str)), ""))
+
+
+def new_request_id() -> str:
+    """One that nobody has had: 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+def request_id_of(metadata: Metadata) -> str:
+    """The first one that has at most 64 of the characters [A-Za-z0-9._-]; empty for none."""
+    found = (value for key, value in metadata if key == REQUEST_ID and isinstance(value, str))
+    return next((value for value in found if _FORM.fullmatch(value)), "")

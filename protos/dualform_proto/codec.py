@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from types import NoneType
 from typing import Any, NamedTuple, SupportsIndex, get_args, get_origin, get_type_hints
@@ -100,22 +100,20 @@ class Codec:
         for field in self._fields:
             if field.absent is not None and not message.HasField(field.name):
                 values |= field.absent
-            elif isinstance(field, _Array):
-                values[field.attribute] = self._decode_array(field, getattr(message, field.name), values, lengths)
             elif field.decode is not None:
-                values[field.attribute] = field.decode(getattr(message, field.name))
+                values[field.attribute] = field.decode(getattr(message, field.name), values, lengths)
         if self.check is not None:
             self.check(values)
         return self.kind(**values)
 
     @cached_property
-    def _fields(self) -> list[_Plain | _Array]:
+    def _fields(self) -> list[_Field]:
         """Those that follow the rules, in the order in which they are read."""
         wire: Mapping[str, Any] = self.message.DESCRIPTOR.fields_by_name
         hints, shapes = get_type_hints(self.kind), self.shapes or {}
         skipped = {*shapes, *(name for custom in self.custom for name in custom.fields)}
         defaults = {own.name: own.default for own in fields(self.kind)}
-        found: list[_Plain | _Array] = []
+        found: list[_Field] = []
         for attribute in (*(name for name in defaults if name not in skipped), *shapes):
             name = (self.names or {}).get(attribute, attribute)
             if name not in wire:
@@ -129,62 +127,66 @@ class Codec:
             may_lack = own.has_presence and (optional or own.message_type is None)
             absent = {attribute: None if optional else defaults[attribute]} if may_lack else None
             if get_origin(hint) is np.ndarray:
-                (number,), shape = get_args(get_args(hint)[1]), tuple(shapes.get(attribute, "- -").split())
-                found.append(_Array(attribute, name, absent, argument, own, np.dtype(number), shape))
+                (number,), shape = get_args(get_args(hint)[1]), shapes.get(attribute, "- -").split()
+                encode = partial(_encode_array, np.dtype(number), own.message_type is None)
+                decode = partial(self._decode_array, shape, np.dtype(number), own.message_type is None, argument)
+                found.append(_Field(attribute, name, absent, encode, decode))
             else:
-                found.append(_Plain(attribute, name, absent, *_converter(hint, own, argument)))
+                found.append(_Field(attribute, name, absent, *_read_alone(_converter(hint, own, argument))))
         taken = {field.name for field in found}
         for name, own in wire.items():
             if name not in taken and isinstance(getattr(self.kind, name, None), property):
-                found.append(_Plain(name, name, None, _single(Any, own, name).encode, None))
+                found.append(_Field(name, name, None, _single(Any, own, name).encode, None))
         return found
 
-    def _decode_array(self, array: _Array, sent: Any, values: Values, lengths: dict[str, int]) -> NDArray[Any]:
-        """`lengths`: those that are known, by letter; a matrix adds its own."""
-        for letter in array.shape:
+    def _decode_array(
+        self,
+        shape: list[str],
+        dtype: np.dtype[Any],
+        plain: bool,
+        argument: str,
+        sent: Any,
+        values: Values,
+        lengths: dict[str, int],
+    ) -> NDArray[Any]:
+        """`plain`: sent as bytes, not as a matrix. `lengths`: those known so far, by letter; a matrix adds its own."""
+        for letter in shape:
             if self.sizes is not None and letter in self.sizes and letter not in lengths:
                 lengths[letter] = self.sizes[letter](values)
-        expected = [lengths.get(letter) for letter in array.shape]
-        if array.wire.message_type is None:
-            return decode_numbers(sent, array.dtype, array.argument, expected[0])
-        rows_only = "+" in array.shape
-        found = decode_rows(sent, array.argument) if rows_only else decode_matrix(sent, array.dtype, array.argument)
+        expected = [lengths.get(letter) for letter in shape]
+        if plain:
+            return decode_numbers(sent, dtype, argument, expected[0])
+        found = decode_rows(sent, argument) if "+" in shape else decode_matrix(sent, dtype, argument)
         sides = expected if len(expected) == 2 else [prod(own or 0 for own in expected[:2]), expected[2]]
         wanted = [own if side is None else side for side, own in zip(sides, found.shape, strict=True)]
         if wanted != list(found.shape):
-            said = f"{array.argument} are {found.dtype}{list(found.shape)} in place of {wanted}."
-            raise BadInput(said, field=array.argument)
+            raise BadInput(f"{argument} are {found.dtype}{list(found.shape)} in place of {wanted}.", field=argument)
         if len(expected) == 3:
             return found.reshape([own or 0 for own in expected])
-        lengths |= {letter: own for letter, own in zip(array.shape, wanted, strict=True) if letter not in _FREE}
+        lengths |= {letter: own for letter, own in zip(shape, wanted, strict=True) if letter not in _FREE}
         return found
 
 
-class _Plain(NamedTuple):
+class _Field(NamedTuple):
     attribute: str
     name: str
     """Of the message's field."""
     absent: Values | None
     """The value if the field is absent; None to decode it anyway."""
     encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any] | None
-    """None for a property."""
+    decode: Callable[[Any, Values, dict[str, int]], Any] | None
+    """From the field's value, the fields that were read before, and the lengths that are known. None for a property."""
 
 
-class _Array(NamedTuple):
-    attribute: str
-    name: str
-    absent: Values | None
-    argument: str
-    wire: FieldDescriptor
-    dtype: np.dtype[Any]
-    shape: tuple[str, ...]
+def _read_alone(converter: Converter) -> tuple[Callable[[Any], Any], Callable[[Any, Values, dict[str, int]], Any]]:
+    return converter.encode, lambda sent, _values, _lengths: converter.decode(sent)
 
-    def encode(self, array: NDArray[Any]) -> Any:
-        array = array.astype(self.dtype, copy=False)
-        if self.wire.message_type is None:
-            return encode_numbers(array)
-        return encode_matrix(array if array.ndim == 2 else array.reshape(prod(array.shape[:2]), array.shape[2]))
+
+def _encode_array(dtype: np.dtype[Any], plain: bool, array: NDArray[Any]) -> Any:
+    array = array.astype(dtype, copy=False)
+    if plain:
+        return encode_numbers(array)
+    return encode_matrix(array if array.ndim == 2 else array.reshape(prod(array.shape[:2]), array.shape[2]))
 
 
 def enum_names(enum: EnumDescriptor) -> dict[str, int]:
@@ -214,8 +216,9 @@ def encode_int64(value: SupportsIndex, argument: str) -> int:
     return number
 
 
-def codec_of(kind: Any, message: type[Message]) -> Codec:
-    return CODECS.setdefault(kind, Codec(kind, message))
+def _nested(kind: Any, message: type[Message]) -> Converter:
+    codec = CODECS.setdefault(kind, Codec(kind, message))
+    return Converter(codec.encode, codec.decode)
 
 
 def _same(value: Any) -> Any:
@@ -242,8 +245,7 @@ def _single(hint: Any, field: Any, argument: str) -> Converter:
         return CONVERTERS[field.message_type.name]
     message = GetMessageClass(field.message_type)
     if is_dataclass(hint):
-        codec = codec_of(hint, message)
-        return Converter(codec.encode, codec.decode)
+        return _nested(hint, message)
     (only,) = field.message_type.fields
     return within(message, only.name, _converter(hint, only, argument))
 
@@ -273,8 +275,7 @@ def _entries(hint: Any, field: Any) -> Converter:
     """A mapping with values of this type. It travels as a list, because maps of protobuf keep no order."""
     message, (key, *others) = GetMessageClass(field.message_type), field.message_type.fields
     if is_dataclass(hint):
-        codec = codec_of(hint, message)
-        one = Converter(codec.encode, codec.decode)
+        one = _nested(hint, message)
     else:
         one = within(message, others[0].name, _converter(hint, others[0], others[0].name))
 

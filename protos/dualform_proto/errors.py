@@ -21,7 +21,9 @@ from dualform import errors
 DOMAIN = "dualform"
 DETAILS_KEY = "grpc-status-details-bin"
 TEXT_BYTES = 4096
-"""Longest message and hint on the wire. Details travel as metadata, whose size is bounded on both sides."""
+"""Longest message and hint on the wire. Details travel as metadata."""
+METADATA_BYTES = 64 * 2**10
+"""Bound on metadata, for both sides: gRPC's own of 8 KiB would cut long details off."""
 
 STATUS_CODES: dict[type[errors.DualformError], grpc.StatusCode] = {
     errors.BadInput: grpc.StatusCode.INVALID_ARGUMENT,

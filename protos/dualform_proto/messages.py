@@ -199,16 +199,16 @@ def negated(field: str, wire: str) -> Custom:
     )
 
 
-def _encode_groups(answer: Any) -> Values:
-    return {"groups": None if answer.groups is None else encode_groups(answer.by, answer.groups)}
-
-
 def _decode_groups(message: Any) -> Values:
     by, groups = decode_groups(message.groups)
     return {"by": by, "groups": groups}
 
 
-_GROUPS = Custom(("by", "groups"), _encode_groups, _decode_groups)
+_GROUPS = Custom(
+    ("by", "groups"),
+    lambda answer: {"groups": None if answer.groups is None else encode_groups(answer.by, answer.groups)},
+    _decode_groups,
+)
 _GROUPS_IF_ANY = _GROUPS._replace(
     decode=lambda message: _decode_groups(message) if message.HasField("groups") else {"by": (), "groups": None}
 )
@@ -225,10 +225,6 @@ def _decode_directions(message: pb.Target) -> Values:
     if not message.HasField("vectors"):
         return {}
     return {"vectors": Vectors(finite_rows(decode_rows(message.vectors, "target"), "target", "direction", "d_out"))}
-
-
-def _encode_directions(target: Target) -> Values:
-    return {"vectors": None if target.vectors is None else encode_matrix(target.vectors.rows)}
 
 
 def _check_patches(values: Values) -> None:
@@ -249,7 +245,13 @@ CODECS |= {
     Target: Codec(
         Target,
         pb.Target,
-        custom=(Custom(("vectors",), _encode_directions, _decode_directions),),
+        custom=(
+            Custom(
+                ("vectors",),
+                lambda target: {"vectors": None if target.vectors is None else encode_matrix(target.vectors.rows)},
+                _decode_directions,
+            ),
+        ),
         argument="target",
     ),
     Scan: Codec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ from dualform.errors import BadInput
 
 def read_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, bytes]:
     """A certificate's chain and its key. Raises BadInput where the files cannot be read, or not be used together."""
-    import ssl  # what speaks no TLS does not load it
-
     read = _read(certificate, "certificate", "certificate"), _read(key, "key", "key")
     try:
         # gRPC reports an unusable pair as a port it could not bind, or a server that is not there; OpenSSL says why.
@@ -30,8 +29,6 @@ def names_of(certificate: str | Path, key: str | Path) -> tuple[str, ...]:
     """The names and addresses that a certificate is for, as it lists them. Raises BadInput as `read_pair` does, and for
     a certificate that does not hold now.
     """
-    import ssl
-
     read_pair(certificate, key)
     # Python tells what stands in a certificate only to the client of a handshake that it is at home in.
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -54,8 +51,6 @@ def names_of(certificate: str | Path, key: str | Path) -> tuple[str, ...]:
 
 def read_authorities(file: str | Path, field: str = "authority") -> bytes:
     """Certificates to trust. Raises BadInput where the file cannot be read or holds none."""
-    import ssl
-
     data = _read(file, "authority", field)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)

@@ -1,31 +1,22 @@
-"""A thin gRPC shell over an engine: `serve` for a process of its own, `Server` inside another one."""
+"""A thin gRPC shell over an engine: `serve` for a process of its own, `Server` inside another one.
+
+What is first used is loaded then: the command line's help names settings, and needs no server.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dualform.extras import missing_package
+from dualform.extras import loaded_on_use
 
 if TYPE_CHECKING:
-    from dualform_service.config import ServiceConfig as ServiceConfig
     from dualform_service.server import Server as Server, serve as serve
-
-_HOME = {"Server": "server", "ServiceConfig": "config", "serve": "server"}
+    from dualform_service.settings import ServiceConfig as ServiceConfig
 
 __all__ = ["Server", "ServiceConfig", "serve"]
 
-
-def __getattr__(name: str) -> Any:
-    """What is first used is loaded then: the command line's help names settings, and needs no server."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'dualform_service' has no attribute {name!r}")
-    try:
-        value = getattr(import_module(f"dualform_service.{_HOME[name]}"), name)
-    except ImportError as error:
-        raise missing_package(error) or error from None
-    globals()[name] = value
-    return value
+_HOMES = {"Server": "server", "ServiceConfig": "settings", "serve": "server"}
+__getattr__ = loaded_on_use(__name__, {name: (f"{__name__}.{home}", name) for name, home in _HOMES.items()})
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,31 +55,13 @@ ANYONE = Caller("", frozenset(SCOPES))
 """Where no token is asked for."""
 
 
-class Tokens:
-    """Those that a server knows, by their digests."""
-
-    def __init__(self, callers: Mapping[bytes, Caller]) -> None:
-        self._callers = callers
-
-    @classmethod
-    def one(cls, token: str) -> Tokens:
-        """A single token without a name, which allows everything."""
-        return cls({_digest(token.encode()): ANYONE})
+class Tokens(dict[bytes, Caller]):
+    """Those that a server knows: callers by the digests of their tokens."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all callers."""
-        return tuple(caller.name for caller in self._callers.values())
-
-    @property
-    def named(self) -> bool:
-        """Whether callers have names, as the lines of a file give them."""
-        return "" not in self.names
-
-    @property
-    def several(self) -> bool:
-        """Whether callers can be told apart."""
-        return len(self._callers) > 1
+        """Of all callers; "" is that of a token in plain text."""
+        return tuple(caller.name for caller in self.values())
 
     def caller(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         """Whose token stands in `authorization: Bearer TOKEN`. Raises Unauthenticated where it is missing or wrong."""
@@ -88,10 +70,15 @@ class Tokens:
             raise _refused("This server requires a token.")
         data = presented if isinstance(presented, bytes) else presented.encode()
         scheme, _, token = data.partition(b" ")
-        found = self._callers.get(_digest(token)) if scheme.lower() == b"bearer" else None
+        found = self.get(_digest(token)) if scheme.lower() == b"bearer" else None
         if found is None:
             raise _refused("The token is wrong.")
         return found
+
+
+def single_token(token: str) -> Tokens:
+    """A token without a name, which allows everything."""
+    return Tokens({_digest(token.encode()): ANYONE})
 
 
 def read_tokens(file: Path) -> Tokens:
@@ -100,7 +87,7 @@ def read_tokens(file: Path) -> Tokens:
     Raises BadInput for a file that cannot be read or that others may write, for lines that are none, and for a token
     that others may read or that is short.
     """
-    lines, mode = _lines(file)
+    lines, mode = token_lines(file)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _unfit(file, "other users may write to it", f"Run chmod go-w {file}")
     own = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
@@ -108,7 +95,7 @@ def read_tokens(file: Path) -> Tokens:
         raise _unfit(file, "it is empty", "Add a line printed by dualform token NAME")
     if " " not in own[0][1]:
         return _bare(file, own[0][1], mode)
-    callers: dict[bytes, Caller] = {}
+    callers = Tokens()
     for number, line in own:
         found = _LINE.fullmatch(line)
         scopes = frozenset(found["scopes"].split(",")) if found else frozenset()
@@ -123,7 +110,7 @@ def read_tokens(file: Path) -> Tokens:
         callers[bytes.fromhex(found["digest"])] = Caller(found["name"], scopes)
     if len(callers) < len(own):
         raise _unfit(file, "two of its lines have the same token", "Make one for each: dualform token NAME")
-    return Tokens(callers)
+    return callers
 
 
 def new_token(name: str, scopes: Iterable[str]) -> tuple[str, str]:
@@ -150,11 +137,11 @@ def _bare(file: Path, token: str, mode: int) -> Tokens:
         raise _unfit(file, f"its token has fewer than {SHORTEST} characters", make)
     if not token.isprintable():
         raise _unfit(file, "its token contains characters that a header cannot carry", make)
-    return Tokens.one(token)
+    return single_token(token)
 
 
-def _lines(file: Path) -> tuple[list[str], int]:
-    """Without blanks around them, and the file's mode."""
+def token_lines(file: Path) -> tuple[list[str], int]:
+    """The lines of a file, without blanks around them, and its mode. Raises BadInput for a file that cannot be read."""
     try:
         with file.open(encoding="ascii") as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)

@@ -80,10 +80,6 @@ class CallRecord:
             if not self._ended:
                 self._work_ends(time.monotonic())
 
-    def asks(self, question: Any) -> None:
-        """The question was read."""
-        self.layer = layer_of(question)
-
     def end(self, outcome: str) -> None:
         """What still works on the call counts up to here."""
         now = time.monotonic()
@@ -104,18 +100,13 @@ def layer_of(question: Any) -> str:
 Observer: TypeAlias = Callable[[CallRecord], None]
 """Is told of each call that has ended, on the loop; it neither waits nor raises."""
 
-_current: ContextVar[CallRecord] = ContextVar("dualform_call")
-
-
-def begin(record: CallRecord) -> CallRecord:
-    """From here on it is the current one of the task that handles the call."""
-    _current.set(record)
-    return record
+CURRENT: ContextVar[CallRecord] = ContextVar("dualform_call")
+"""That of the running task."""
 
 
 def current() -> CallRecord:
     """The record of the call that the running task handles; without one, a record that nobody reads."""
-    return _current.get(None) or CallRecord("", "", "")
+    return CURRENT.get(None) or CallRecord("", "", "")
 
 
 class JsonLog(QueueHandler):

@@ -1,6 +1,4 @@
-"""What every call goes through, on the transport's loop: who may ask, in how long, of what size.
-
-What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
+"""What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
 
 headers    is there room for one more call? does the server close? who calls, and may they? which memory is asked?
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
@@ -14,22 +12,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import grpc.aio
 
 from dualform.errors import BadInput, Cancelled, DualformError, FolderError, Forbidden, Overloaded, TimedOut
 from dualform.questions import SqlStatement
-from dualform_proto.calls import CALLS
-from dualform_service.call_record import CallRecord, Observer, begin, current
-from dualform_service.config import ServiceConfig
-from dualform_service.gate import Gate
-from dualform_service.limits import ByteRoom, Closing, MessageReads, Rates, Resources, Shutter
+from dualform_proto.calls import CALLS, request_id_of
+from dualform_service.admission import Closing, Gate, MessageReads, Rates, Shutter
+from dualform_service.call_record import CURRENT, CallRecord, Observer, current
 from dualform_service.memories import Memories
-from dualform_service.metrics import LoopState, Metrics
-from dualform_service.scheduling import Asker, Deadline, Places
-from dualform_service.servicer import EncodedAnswer, MemoryServicer
-from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
+from dualform_service.metrics import Metrics
+from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Places
+from dualform_service.servicer import EncodedAnswer, MemoryServicer, Resources
+from dualform_service.settings import ServiceConfig
+from dualform_service.transport import Context, Handler, refuse
 
 _log = logging.getLogger("dualform.service")
 
@@ -68,6 +66,8 @@ def _in_the_log(request_id: str) -> str:
     return f"The server's log says why, under the request {request_id}."
 
 
+TRACE_PARENT = 55
+"""Characters of a trace's and a span's numbers, with what goes between."""
 READING, PATIENCE = 64, 0.25
 """Messages on their way at once, and seconds after which one that is not there yet makes room for others."""
 
@@ -91,7 +91,7 @@ class CallHandlers:
         self._config, self._closing, self._metrics = config, closing, metrics
         self._gate, self._rates, self._observers = gate, Rates(config.token_rate), (metrics.add, *observers)
         self._reads = MessageReads(READING, PATIENCE)
-        self._messages = ByteRoom(READING * config.request_bytes)
+        self._messages = FairSemaphore(READING * config.request_bytes)
         self._call_places = Places(config.calls, "calls", "ServiceConfig.calls")
         self._open_calls = 0
         """That there are."""
@@ -99,19 +99,21 @@ class CallHandlers:
 
     def handlers(self) -> dict[str, Handler]:
         """By method."""
-        return {method: self._handler(method) for method in self._memories.methods}
+        return {call.method: self._handler(call.method) for call in CALLS.values()}
 
-    def state(self) -> LoopState:
-        """On the loop."""
-        return LoopState(
-            self._open_calls,
-            {**self._resources.waiting(), "scan": self._memories.waiting(), "reading": self._reads.waiting},
-        )
+    def state(self) -> tuple[int, Mapping[str, int]]:
+        """On the loop: the number of open calls, and of those that wait, by what they wait for."""
+        waiting = {lane.name: lane.waiting for lane in self._resources.lanes.all}
+        waiting |= {"scan": self._memories.waiting(), "reading": self._reads.waiting}
+        return self._open_calls, waiting
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
             deadline = Deadline(context.time_remaining(), self._config.deadline)
-            record = begin(CallRecord(method, request_id(context), context.peer(), trace_parent=trace_parent(context)))
+            metadata, request_id = context.invocation_metadata() or (), request_id_of(context.trailing_metadata())
+            trace = next((value for key, value in metadata if key == "traceparent" and isinstance(value, str)), "")
+            record = CallRecord(method, request_id, context.peer(), trace[:TRACE_PARENT])
+            CURRENT.set(record)
             self._open_calls += 1
             outcome = "ok"
             try:
@@ -139,25 +141,18 @@ class CallHandlers:
         self._closing.admit()
         if self._open_calls > self._config.calls and not await self._reads.give_way(context.peer()):
             raise Overloaded("The server has no free place for another call.", hint="Ask again in a moment.")
-        asker = self._asker(method, context)
-        with self._call_places.one(asker):
-            await self._answer_to(asker, method, context, deadline)
-
-    async def _answer_to(self, asker: Asker, method: str, context: Context, deadline: Deadline) -> None:
-        current().memory, servicer = self._memories.of(context.invocation_metadata() or ())
-        message = await self._message(context)
-        current().bytes_in = len(message)
-        if not self._messages.take_now(len(message), asker):
-            raise Overloaded("The server has no room for another question.", hint="Ask again in a moment.")
-        try:
+        asker, record = self._asker(method, context), current()
+        with self._call_places.one(asker), ExitStack() as held:
+            record.memory, servicer = self._memories.of(context.invocation_metadata() or ())
+            message = await self._message(context)
+            record.bytes_in = len(message)
+            if not self._messages.take_now(asker, len(message)):
+                raise Overloaded("The server has no room for another question.", hint="Ask again in a moment.")
+            held.callback(self._messages.give_back, asker, len(message))
             answer = await self._work(servicer, method, message, asker, deadline)
-            try:
-                await self._write(context, answer.data, deadline)
-                current().bytes_out = len(answer.data)
-            finally:
-                answer.release()
-        finally:
-            self._messages.give_back(len(message), asker)
+            held.callback(answer.release)
+            await self._write(context, answer.data, deadline)
+            record.bytes_out = len(answer.data)
 
     def _asker(self, method: str, context: Context) -> Asker:
         """Raises Unauthenticated, Forbidden or Overloaded."""
@@ -210,7 +205,7 @@ class CallHandlers:
                 await refuse(context, failure)
         except TimeoutError:
             if limit.expired():
-                self._shutter.shut(context.peer(), self._note_shut)
+                self._shutter.shut(context.peer(), self._metrics.shut.labels("answer unread").inc)
             raise
         except grpc.aio.InternalError:
             raise _gone(failure.code) from None
@@ -226,16 +221,12 @@ class CallHandlers:
             deadline.cut(unread)
             # A status would wait in the transport's queue behind the bytes that are not read.
             _log.warning("%s did not read its answer within %.3g s; its connection is shut", context.peer(), seconds)
-            self._shutter.shut(context.peer(), self._note_shut)
+            self._shutter.shut(context.peer(), self._metrics.shut.labels("answer unread").inc)
             # The transport ends this early, as it cancels what was on the connection.
             await asyncio.sleep(deadline.remaining())
             raise unread from None
         except grpc.aio.InternalError:
             raise _gone(f"{len(answer) / 2**20:.1f} MiB") from None
-
-    def _note_shut(self, found: bool) -> None:
-        if found:
-            self._metrics.shut_one("answer unread")
 
 
 def _gone(answer: str) -> asyncio.CancelledError:

@@ -10,8 +10,8 @@ from pathlib import Path
 from dualform.errors import BadInput, DualformError, NotAMemory, NotFound
 from dualform.query.engine import Engine as OpenedEngine, open_memory
 from dualform.store.files.ram_budget import RamBudget, memory_bytes
-from dualform_proto.metadata import MEMORY, memory_of
-from dualform_service.engine import Engine
+from dualform_proto.calls import MEMORY, memory_of
+from dualform_service.metrics import Engine
 from dualform_service.servicer import MemoryServicer
 
 _log = logging.getLogger("dualform.service")
@@ -59,7 +59,6 @@ class Memories:
     def __init__(self, servicers: Mapping[str, MemoryServicer]) -> None:
         """By name; at least one."""
         self._servicers = dict(servicers)
-        self.methods = tuple(next(iter(self._servicers.values())).methods)
 
     def of(self, metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, MemoryServicer]:
         """The memory that a call names, with its name; the only one where it names none.

@@ -1,6 +1,4 @@
-"""Metrics for Prometheus, and an engine that counts.
-
-Prometheus metrics of a server, and the port that serves them.
+"""Prometheus metrics of a server, the port that serves them, and an engine that counts.
 
 Calls are labelled with served memories, methods, and layers that an engine has answered about, so a caller that makes
 names up adds no series.
@@ -14,24 +12,51 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from dualform.errors import Forbidden, Unauthenticated
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import LayerQuestion, Question
 from dualform_proto.address import LOOPBACK, Address, host_of
 from dualform_proto.calls import call_of
 from dualform_service.call_record import CallRecord, layer_of
-from dualform_service.engine import Engine
 
 if TYPE_CHECKING:
     from dualform.query.view import Counts
-from typing import TypeVar
 
-from dualform.query.bounds import QuestionBounds
+
+A = TypeVar("A")
+
+
+class Engine(Protocol):
+    """`dualform.open` gives one."""
+
+    def ask(
+        self, question: Question[A], cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
+    ) -> A:
+        """The answer; raises Cancelled soon after `cancelled` first says True, BadInput for what exceeds `bounds`."""
+
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """The question with each of its queries named, so that their number is known."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether the memory is still being recorded, or was cut off."""
+
+    @property
+    def answered_by(self) -> str:
+        """What scores keys, in words."""
+
+    def refresh(self) -> bool:
+        """Takes the newest snapshot of a training that still runs; True where there was a newer one.
+
+        Raises NotAMemory where the memory has gone.
+        """
+
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -59,15 +84,6 @@ ENGINE = (
 """Series with the label `memory`, and the counts of an engine that they show."""
 
 _log = logging.getLogger("dualform.service")
-
-
-class LoopState(NamedTuple):
-    """State that only the event loop may read, at one moment."""
-
-    calls: int
-    """Open calls."""
-    waiting: Mapping[str, int]
-    """Waiting calls, by what they wait for."""
 
 
 class Registry(CollectorRegistry):
@@ -108,7 +124,7 @@ class Metrics:
         )
         self._slots = Counter("dualform_slots_scanned", "Slots of the scanned layers.", CALL, **own)
         self.wrong_tokens = Counter("dualform_wrong_tokens", "Calls refused for a wrong or missing token.", **own)
-        self._shut = Counter("dualform_connections_shut", "Connections that the server closed.", ("reason",), **own)
+        self.shut = Counter("dualform_connections_shut", "Connections that the server closed.", ("reason",), **own)
         self._layers = set[tuple[str, str]]()
         """With a label, by memory."""
 
@@ -133,10 +149,6 @@ class Metrics:
         if isinstance(question, LayerQuestion) and question.queries.count is not None:
             self._queries.labels(*call).observe(question.queries.count)
 
-    def shut_one(self, reason: str) -> None:
-        """A connection was shut by the server."""
-        self._shut.labels(reason).inc()
-
     def _label(self, memory: str, layer: str) -> str:
         return layer if (memory, layer) in self._layers else ""
 
@@ -145,18 +157,23 @@ class ServerSeries:
     """Series that are read when they are scraped: of the engines, the event loop and the log."""
 
     def __init__(
-        self, engines: Mapping[str, Engine], state: Callable[[], LoopState], dropped: Callable[[], int]
+        self,
+        engines: Mapping[str, Engine],
+        calls: Callable[[], tuple[int, Mapping[str, int]]],
+        dropped: Callable[[], int],
     ) -> None:
-        """`engines`: by the names of their memories. `dropped`: the number of dropped lines of the log."""
-        self._engines, self._state, self._dropped = engines, state, dropped
+        """`engines`: by the names of their memories. `calls`: the number of open calls, and of those that wait, by what
+        they wait for. `dropped`: the number of dropped lines of the log.
+        """
+        self._engines, self._calls, self._dropped = engines, calls, dropped
 
     def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        yield GaugeMetricFamily("dualform_open_calls", "Open calls.", value=state.calls)
+        open_calls, waits = self._calls()
+        yield GaugeMetricFamily("dualform_open_calls", "Open calls.", value=open_calls)
         waiting = GaugeMetricFamily(
             "dualform_waiting", "Calls that wait for their message, a scan or a thread.", labels=["place"]
         )
-        for place, count in state.waiting.items():
+        for place, count in waits.items():
             waiting.add_metric([place], count)
         yield waiting
         yield CounterMetricFamily(
@@ -281,9 +298,6 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """stderr is the log's."""
-
-
-A = TypeVar("A")
 
 
 class CountedEngine:

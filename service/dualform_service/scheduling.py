@@ -74,62 +74,58 @@ class Asker:
         return max(1, places // 2) if self.half else places
 
 
-class Holdings(Counter[str]):
-    """How much each of many names holds; those that hold nothing are forgotten."""
-
-    def give_back(self, name: str, size: int = 1) -> None:
-        self[name] -= size
-        if not self[name]:
-            del self[name]
-
-
 class Turn:
-    """One wait for one place, in the turns of all who want it together."""
+    """One wait for room, in the lines of all who want it together."""
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns, self.askers = turns, list[Asker]()
-        """Those in whose lines it is."""
+    def __init__(self, room: FairSemaphore, size: int = 1) -> None:
+        self.room, self.size, self.askers = room, size, list[Asker]()
+        """`askers`: those in whose lines it is."""
         self.had: asyncio.Future[Asker] = asyncio.get_running_loop().create_future()
-        """The one that has got the place."""
+        """The one that has got the room."""
 
     def join(self, asker: Asker) -> None:
         """From here on it waits in this one's turn, too."""
         if not self.had.done() and asker not in self.askers:
-            self.turns.line_up(self, asker)
+            self.room.line_up(self, asker)
 
     async def taken(self) -> Asker:
-        """Returns with a place, which is to be given back by the one that is returned."""
+        """Returns with the room, which is to be given back by the one that is returned."""
         try:
             return await self.had
         except asyncio.CancelledError:
             if self.had.cancelled():
-                self.turns.leave(self)
+                self.room.leave(self)
             else:
-                self.turns.give_back(self.had.result())
+                self.room.give_back(self.had.result(), self.size)
             raise
 
 
-class Turns:
-    """A fixed number of places. Where an asker can have none, the next one goes to whose turn it is."""
+class FairSemaphore:
+    """A fixed number of places or bytes, on one event loop. Those that find none free take turns; whoever has its share
+    (`Asker.most`) keeps nobody else waiting. An asker that holds nothing may have any size.
+    """
 
-    def __init__(self, places: int, each: int | None = None) -> None:
-        """`each`: that one asker may have at most."""
-        self._places = self._free = places
-        self._each = places if each is None else each
-        self._held = Holdings()
-        """Places, by asker."""
+    def __init__(self, size: int, each: int | None = None) -> None:
+        """`each`: what one asker may have at most."""
+        self._size = self.free = size
+        self._each = size if each is None else each
+        self._held = Counter[str]()
+        """By asker; those that hold nothing are forgotten."""
         self._waiting = OrderedDict[Asker, deque[Turn]]()
-        """In the order of their turns. While a place is free, none of them may have one more."""
-
-    @property
-    def full(self) -> bool:
-        """Whether whoever asks now must wait."""
-        return not self._free
+        """In the order of their turns."""
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place, in each turn of theirs."""
+        """How many wait, in each turn of theirs."""
         return sum(map(len, self._waiting.values()))
+
+    def take_now(self, asker: Asker, size: int = 1) -> bool:
+        """Whether there was room. What others wait for and may have is theirs first."""
+        fits = size <= self.free and asker not in self._waiting and self._within(asker, size)
+        if not fits or self._next() is not None:
+            return False
+        self._take(asker, size)
+        return True
 
     @asynccontextmanager
     async def one(self, asker: Asker) -> AsyncIterator[None]:
@@ -140,39 +136,33 @@ class Turns:
         finally:
             self.give_back(asker)
 
-    async def take(self, asker: Asker) -> None:
-        """Returns with a place, which is to be given back."""
-        if self._may(asker):
-            self._take(asker)
-            return
-        turn = Turn(self)
+    async def take(self, asker: Asker, size: int = 1) -> None:
+        """Returns once there is room, which is to be given back."""
+        turn = Turn(self, size)
         turn.join(asker)
         await turn.taken()
 
-    def give_back(self, asker: Asker) -> None:
-        """A place; it goes to the first of the asker whose turn it is."""
-        self._free += 1
-        self._held.give_back(asker.name)
-        while (found := next(filter(self._may, self._waiting), None)) is not None:
-            turn = self._waiting[found][0]
-            self.leave(turn)
-            if not turn.had.done():
-                if found in self._waiting:
-                    self._waiting.move_to_end(found)
-                self._take(found)
-                turn.had.set_result(found)
+    def give_back(self, asker: Asker, size: int = 1) -> None:
+        self.free += size
+        self._held[asker.name] -= size
+        if not self._held[asker.name]:
+            del self._held[asker.name]
+        self._serve()
 
     def line_up(self, turn: Turn, asker: Asker) -> None:
-        if self._may(asker):
-            self.leave(turn)
-            self._take(asker)
+        if self.take_now(asker, turn.size):
+            self._remove(turn)
             turn.had.set_result(asker)
-            return
-        self._waiting.setdefault(asker, deque()).append(turn)
-        turn.askers.append(asker)
+        else:
+            self._waiting.setdefault(asker, deque()).append(turn)
+            turn.askers.append(asker)
 
     def leave(self, turn: Turn) -> None:
-        """It waits in no line any more."""
+        """It waits in no line any more; whoever waited behind it may be next."""
+        self._remove(turn)
+        self._serve()
+
+    def _remove(self, turn: Turn) -> None:
         for asker in turn.askers:
             line = self._waiting[asker]
             line.remove(turn)
@@ -180,12 +170,28 @@ class Turns:
                 del self._waiting[asker]
         turn.askers.clear()
 
-    def _may(self, asker: Asker) -> bool:
-        return self._free > 0 and self._held[asker.name] < min(self._each, asker.most(self._places))
+    def _within(self, asker: Asker, size: int) -> bool:
+        """Whether so much more is within the asker's share."""
+        held = self._held[asker.name]
+        return not held or held + size <= min(self._each, asker.most(self._size))
 
-    def _take(self, asker: Asker) -> None:
-        self._free -= 1
-        self._held[asker.name] += 1
+    def _next(self) -> Asker | None:
+        """Whose turn it is."""
+        return next((asker for asker, line in self._waiting.items() if self._within(asker, line[0].size)), None)
+
+    def _take(self, asker: Asker, size: int) -> None:
+        self.free -= size
+        self._held[asker.name] += size
+
+    def _serve(self) -> None:
+        """What is free goes to those whose turn it is; a large wish is not passed over for smaller ones."""
+        while (asker := self._next()) is not None and (turn := self._waiting[asker][0]).size <= self.free:
+            self._remove(turn)
+            if not turn.had.done():  # it may have been cancelled just now
+                if asker in self._waiting:
+                    self._waiting.move_to_end(asker)
+                self._take(asker, turn.size)
+                turn.had.set_result(asker)
 
 
 class Places:
@@ -194,27 +200,21 @@ class Places:
     def __init__(self, count: int, what: str, option: str) -> None:
         """`what` takes them; `option` raises their number."""
         self._count, self._what, self._option = count, what, option
-        self._held = Holdings()
-        """By asker."""
+        self._room = FairSemaphore(count)
 
     @contextmanager
     def one(self, asker: Asker) -> Iterator[None]:
         """Hold a place. Raises Overloaded if none is free, or the asker has all that it may have."""
-        if self._held.total() >= self._count:
-            raise self._refusal(f"{self._count} {self._what}")
-        if self._held[asker.name] >= (most := asker.most(self._count)):
-            raise self._refusal(f"{most} {self._what} of this token, half of all")
-        self._held[asker.name] += 1
+        if not self._room.take_now(asker):
+            share = f"{asker.most(self._count)} {self._what} of this token, half of all"
+            raise Overloaded(
+                f"The server already holds {share if self._room.free else f'{self._count} {self._what}'}.",
+                hint=f"Ask again in a moment, or start it with a larger {self._option}.",
+            )
         try:
             yield
         finally:
-            self._held.give_back(asker.name)
-
-    def _refusal(self, held: str) -> Overloaded:
-        return Overloaded(
-            f"The server already holds {held}.",
-            hint=f"Ask again in a moment, or start it with a larger {self._option}.",
-        )
+            self._room.give_back(asker)
 
 
 LOOKUPS, LIGHT, UNTRIED, HEAVY, MESSAGES = 4, 4, 2, 2, 2
@@ -234,7 +234,7 @@ class Lane:
 
     def __init__(self, name: str, threads: int, nice: int = 0, each: int | None = None) -> None:
         """`each`: threads that one who asks may have at most."""
-        self.name, self._turns, self._nice = name, Turns(threads, each), nice
+        self.name, self._turns, self._nice = name, FairSemaphore(threads, each), nice
         self._pool = ThreadPoolExecutor(threads, f"dualform-{name}", self._begin)
 
     @property

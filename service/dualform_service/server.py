@@ -1,10 +1,11 @@
-"""A server: starts cleanly or says why not, answers, and drains."""
+"""A server: starts cleanly or says why not, answers, drains, and tells a supervisor such as systemd of it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -19,19 +20,70 @@ from prometheus_client import ProcessCollector
 from dualform.errors import DualformError
 from dualform.store.files.startup import bound_arenas, free_pages_returned
 from dualform_proto.address import Address, parse_address
+from dualform_service.admission import Closing, Gate, Shutter, raise_limit
 from dualform_service.auth import METRICS
 from dualform_service.call_record import Exporter, JsonLog, Observer
-from dualform_service.config import ServiceConfig
-from dualform_service.engine import Engine
-from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
-from dualform_service.limits import Closing, Resources, Shutter, raise_limit
 from dualform_service.memories import Follower, Memories, named
-from dualform_service.metrics import CountedEngine, LoopState, Metrics, MetricsPort, ServerSeries
-from dualform_service.servicer import MemoryServicer
+from dualform_service.metrics import CountedEngine, Engine, Metrics, MetricsPort, ServerSeries
+from dualform_service.servicer import MemoryServicer, Resources
+from dualform_service.settings import ServiceConfig
 from dualform_service.standard_services import SERVICE, StandardServices
-from dualform_service.supervisor import Supervisor
 from dualform_service.transport import Transport, cannot_listen, check_free, server_credentials, web_context
+
+
+class Supervisor:
+    """Whoever started the process, where that wants to know."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._place = environment.get("NOTIFY_SOCKET", "")
+        self._seconds = _watched(environment) if self._place else None
+        self._draining, self._closed = False, threading.Event()
+
+    def ready(self, soon: Callable[[Callable[[], object]], object]) -> None:
+        """The server takes questions. `soon` has its event loop call something: where the loop hangs, nothing more is
+        said, and a supervisor that watches starts the server anew.
+        """
+        self._tell("READY=1")
+        if self._seconds is not None:
+            threading.Thread(target=self._watch, args=(self._seconds / 2, soon), daemon=True).start()
+
+    def stopping(self) -> None:
+        """The server drains, in a time that has a bound of its own; its loop ends before it does."""
+        self._draining = True
+        self._tell("STOPPING=1")
+
+    def close(self) -> None:
+        """Nothing more is said."""
+        self._closed.set()
+
+    def _watch(self, seconds: float, soon: Callable[[Callable[[], object]], object]) -> None:
+        while not self._closed.wait(seconds):
+            if self._draining:
+                self._alive()
+            else:
+                with suppress(RuntimeError):  # the loop has ended just now
+                    soon(self._alive)
+
+    def _alive(self) -> None:
+        self._tell("WATCHDOG=1")
+
+    def _tell(self, said: str) -> None:
+        if not self._place:
+            return
+        # A name that begins with @ is one of the abstract namespace.
+        place = "\0" + self._place[1:] if self._place.startswith("@") else self._place
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying:
+            notifying.setblocking(False)
+            notifying.sendto(said.encode(), place)
+
+
+def _watched(environment: Mapping[str, str]) -> float | None:
+    """Seconds within which a sign of life is wanted; None for never, and where it is another process's."""
+    own = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+    microseconds = environment.get("WATCHDOG_USEC", "")
+    return int(microseconds) / 1e6 if own and microseconds.isdecimal() and int(microseconds) else None
+
 
 LAST_SECONDS = 3.0
 """That questions get to stop once their grace is over, before `serve` ends the process."""
@@ -63,11 +115,12 @@ class Server:
         """host:port as bound; empty before `start`."""
         self.metrics_address = ""
         """Where metrics are scraped, likewise; empty for nowhere."""
-        self._shutter, self._closing = Shutter(), Closing()
+        self.transport, self._shutter, self._closing = Transport(self.config), Shutter(), Closing()
         self._gate = Gate(self.config.token, self.config.token_file, self.metrics, self._shutter)
         self._standard = StandardServices(self._gate, tuple(engines))
         self._followers = [
-            Follower(own, self.config.follow, partial(self._found, name)) for name, own in engines.items()
+            Follower(own, self.config.follow, partial(self.transport.call, self._standard.found, name))
+            for name, own in engines.items()
         ]
         self._resources = Resources(self.config)
         self.memories = Memories(
@@ -87,38 +140,32 @@ class Server:
             self.metrics,
             observers,
         )
-        self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None
         ProcessCollector(registry=self.metrics.registry)
         self.metrics.registry.register(
-            ServerSeries(engines, self._loop_state, lambda: 0 if log is None else log.dropped)
+            ServerSeries(
+                engines,
+                lambda: self.transport.ask(self._handlers.state),
+                lambda: 0 if log is None else log.dropped,
+            )
         )
 
     def start(self) -> int:
         """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
-        port = self._bind()
+        credentials = server_credentials(self.config)
+        check_free(self.config.listen)
+        services = {SERVICE: self._handlers.handlers(), **self._standard.handlers}
+        try:
+            port = self.transport.start(credentials, services)
+        except RuntimeError as error:
+            raise cannot_listen(self.config.listen, "another process took it just now") from error
         self.address = str(Address(self.config.listen.host, port))
         self._shutter.port = port
         self._bind_metrics()
-        self._transport.call(self._standard.serving)
+        self.transport.call(self._standard.serving)
         for follower in self._followers:
             follower.start()
         return port
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Has the event loop call a function, which must not wait."""
-        self._transport.call(function)
-
-    def _found(self, memory: str, there: bool) -> None:
-        self._transport.call(partial(self._standard.found, memory, there))
-
-    def _bind(self) -> int:
-        credentials = server_credentials(self.config)
-        check_free(self.config.listen)
-        try:
-            return self._transport.start(credentials, {SERVICE: self._handlers.handlers(), **self._standard.handlers})
-        except RuntimeError as error:
-            raise cannot_listen(self.config.listen, "another process took it just now") from error
 
     def _bind_metrics(self) -> None:
         if self.config.metrics is None:
@@ -126,7 +173,12 @@ class Server:
         own = parse_address(self.config.metrics)
         try:
             check_free(own, "--metrics")
-            self._metrics_port = MetricsPort(own, web_context(self.config), self.metrics.registry, self._check_scraper)
+            self._metrics_port = MetricsPort(
+                own,
+                web_context(self.config),
+                self.metrics.registry,
+                lambda headers: self.transport.ask(lambda: self._gate.caller(headers, None).check(METRICS)),
+            )
         except (OSError, DualformError) as error:
             self.stop(0.0)
             if isinstance(error, DualformError):
@@ -134,28 +186,21 @@ class Server:
             raise cannot_listen(own, error.strerror or str(error), "--metrics") from None
         self.metrics_address = str(Address(own.host, self._metrics_port.server_port))
 
-    def _check_scraper(self, headers: list[tuple[str, str | bytes]]) -> None:
-        """Raises Unauthenticated or Forbidden."""
-        self._transport.ask(lambda: self._gate.caller(headers, None).check(METRICS))
-
-    def _loop_state(self) -> LoopState:
-        return self._transport.ask(self._handlers.state)
-
     def stop(self, grace: float | None = None) -> None:
         """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended.
 
         What comes meanwhile is refused with Unavailable.
         """
-        self._transport.call(self._standard.draining)
+        self.transport.call(self._standard.draining)
         for follower in self._followers:
             follower.stop()
         self._closing.close()
-        self._transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
-        self._resources.close()
+        self.transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
+        self._resources.lanes.close()
         self._shutter.close()
         if self._metrics_port is not None:
             self._metrics_port.close()
-        self._transport.close()
+        self.transport.close()
 
     def __enter__(self) -> Server:
         self.start()
@@ -201,7 +246,7 @@ def serve(
         raise_limit()
         with stop_signals() as wait:
             server.start()
-            supervisor.ready(server.call_soon)
+            supervisor.ready(server.transport.call)
             ready(server.address)
             _log.info("%s", next(iter(engines.values())).answered_by)
             if server.metrics_address:

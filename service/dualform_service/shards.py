@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -115,8 +115,8 @@ class _Member:
             return failed
 
 
-class Fleet:
-    """Is what a Front asks (dualform.query.shards.engines). Safe to use from several threads. A context manager."""
+class Fleet(AbstractContextManager["Fleet"]):
+    """Is what a Front asks (dualform.query.shards.engines). Safe to use from several threads."""
 
     def __init__(self, launch: Launch, names: Callable[[], Sequence[str]], seconds: float = SECONDS) -> None:
         """`names`: reads those of the shards, by which errors call them; called again when one is asked that came
@@ -130,7 +130,8 @@ class Fleet:
         self._names = list(names())
         self._lock = threading.Lock()
         self._closed = False
-        self._members: list[_Member | None] = [None] * len(self._names)
+        self._members = dict[int, _Member]()
+        """By the number of their shard. One that is missing is started when its shard is asked."""
         try:
             for number in range(len(self._names)):
                 self._members[number] = _Member(launch(number))
@@ -180,13 +181,9 @@ class Fleet:
         """End all processes."""
         with self._lock:
             self._closed = True
-            members, self._members = self._members, [None] * len(self._names)
-        for member in members:
-            if member is not None:
-                member.answerer.close()
-
-    def __enter__(self) -> Fleet:
-        return self
+            members, self._members = self._members, {}
+        for member in members.values():
+            member.answerer.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -212,7 +209,6 @@ class Fleet:
         names = list(self._read_names())
         with self._lock:
             if len(names) > len(self._names):
-                self._members += [None] * (len(names) - len(self._members))
                 self._names = names
         if missing := [number for number in new if number >= len(names)]:
             hint = "The folder was replaced: ask again in a moment."
@@ -223,7 +219,7 @@ class Fleet:
         with self._lock:
             if self._closed:
                 raise ShardsMissing("the memory was closed.", [number], hint="Open it again.")
-            member = self._members[number]
+            member = self._members.get(number)
             if member is None:
                 try:
                     member = self._members[number] = _Member(self._launch(number))
@@ -245,9 +241,9 @@ class Fleet:
     def _replace(self, number: int, old: _Member) -> None:
         """Start another process and put the old one away, which may take its time, while the asker gets its error."""
         with self._lock:
-            if self._closed or self._members[number] is not old:
-                return  # whoever asked at the same time has done it
-            self._members[number] = None
+            if self._members.get(number) is not old:
+                return  # whoever asked at the same time has done it, or all were closed
+            del self._members[number]
         threading.Thread(target=self._renew, args=(number, old), name="dualform-renew", daemon=True).start()
 
     def _renew(self, number: int, old: _Member) -> None:
@@ -364,20 +360,17 @@ def ray_answerers(
         concurrency_groups={_GIVE_UP: 1},
         scheduling_strategy="SPREAD",
     )(_Actor)
-    return _Launch(ray, lambda: actor.remote(str(Path(path).absolute()), backend))
+    folder = str(Path(path).absolute())
+    # One is kept in reserve, whose process has imported all it needs: most of what starting one takes.
+    reserve = actor.remote(folder, backend)
 
+    def launch(number: int) -> ShardAnswerer:
+        nonlocal reserve
+        own, reserve = reserve, actor.remote(folder, backend)
+        own.open.remote(number)
+        return RayAnswerer(ray, own)
 
-class _Launch:
-    """Keeps one actor in reserve, whose process has imported all it needs: most of what starting one takes."""
-
-    def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
-        self._ray, self._start = ray, start
-        self._reserve = start()
-
-    def __call__(self, number: int) -> ShardAnswerer:
-        actor, self._reserve = self._reserve, self._start()
-        actor.open.remote(number)
-        return RayAnswerer(self._ray, actor)
+    return launch
 
 
 @contextmanager

@@ -20,9 +20,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from dualform.errors import DualformError
 from dualform_proto.v1 import dualform_pb2 as pb
-from dualform_service.gate import Gate
-from dualform_service.limits import MessageReads
-from dualform_service.scheduling import Holdings
+from dualform_service.admission import Gate, MessageReads
+from dualform_service.scheduling import Asker, FairSemaphore
 from dualform_service.transport import Context, Handler, refuse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
@@ -50,14 +49,14 @@ class StandardServices:
         """The memory of each service name; "" for names that stand for the whole server."""
         names = (f"{PACKAGE}.ServerReflection", reflection.SERVICE_NAME)
         self._reflection = reflection.aio.ReflectionServicer((SERVICE, HEALTH, *names), pool=_described())
-        short, self._watches = Holdings(), Holdings()
+        short, self._watches = FairSemaphore(CALLS), FairSemaphore(WATCHES, OWN_WATCHES)
         self.handlers: dict[str, dict[str, Handler]] = {
             HEALTH: {
-                "Check": _bounded(self._check, short, CALLS, CALLS),
-                "List": _bounded(self._list, short, CALLS, CALLS),
-                "Watch": _bounded(self._watch, self._watches, WATCHES, OWN_WATCHES),
+                "Check": _bounded(self._check, short),
+                "List": _bounded(self._list, short),
+                "Watch": _bounded(self._watch, self._watches),
             },
-            **{name: {REFLECTION: _bounded(self._reflect, short, CALLS, CALLS)} for name in names},
+            **{name: {REFLECTION: _bounded(self._reflect, short)} for name in names},
         }
 
     def serving(self) -> None:
@@ -102,10 +101,10 @@ class StandardServices:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The message is not a {of.DESCRIPTOR.full_name}.")
 
     async def _check(self, context: Context) -> None:
-        name = await self._service(context)
+        name = (await self._only(context, health_pb2.HealthCheckRequest)).service
         if name not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND, "Unknown service.")
-        await self._tell(context, self._status(name))
+        await context.write(Response(status=self._status(name)).SerializeToString())
 
     async def _list(self, context: Context) -> None:
         await self._only(context, health_pb2.HealthListRequest)
@@ -115,19 +114,16 @@ class StandardServices:
         await context.write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def _watch(self, context: Context) -> None:
-        name, told = await self._service(context), None
+        name, told = (await self._only(context, health_pb2.HealthCheckRequest)).service, None
         while True:
             changed, drains = self._changed, self._drains
             status = self._status(name) if name in self._names else Response.SERVICE_UNKNOWN
             if status != told:
-                await self._tell(context, status)
+                await context.write(Response(status=status).SerializeToString())
                 told = status
             if drains:  # nobody who watches holds up the end
                 return
             await changed.wait()
-
-    async def _service(self, context: Context) -> str:
-        return str((await self._only(context, health_pb2.HealthCheckRequest)).service)
 
     async def _only(self, context: Context, of: type[Message]) -> Any:
         """The one message of a call."""
@@ -135,9 +131,6 @@ class StandardServices:
         if request is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A call must hold one message.")
         return request
-
-    async def _tell(self, context: Context, status: int) -> None:
-        await context.write(Response(status=status).SerializeToString())
 
     async def _reflect(self, context: Context) -> None:
         try:
@@ -153,18 +146,17 @@ class StandardServices:
             await context.write(answer.SerializeToString())
 
 
-def _bounded(handler: Handler, held: Holdings, most: int, most_of_one: int) -> Handler:
+def _bounded(handler: Handler, room: FairSemaphore) -> Handler:
     """The handler, with a limit on its calls at once, and on those of one connection."""
 
     async def handle(context: Context) -> None:
-        peer = context.peer()
-        if held.total() >= most or held[peer] >= most_of_one:
+        asker = Asker(context.peer())
+        if not room.take_now(asker):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many such calls at once.")
-        held[peer] += 1
         try:
             await handler(context)
         finally:
-            held.give_back(peer)
+            room.give_back(asker)
 
     return handle
 

@@ -21,10 +21,10 @@ import grpc.aio
 
 from dualform.errors import DualformError, ServiceError
 from dualform_proto.address import Address
-from dualform_proto.errors import to_status
-from dualform_proto.metadata import REQUEST_ID, new_request_id, request_id_of
+from dualform_proto.calls import REQUEST_ID, new_request_id, request_id_of
+from dualform_proto.errors import METADATA_BYTES, to_status
 from dualform_proto.pem import read_authorities, read_pair
-from dualform_service.config import METADATA_BYTES, ServiceConfig
+from dualform_service.settings import ServiceConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handler: TypeAlias = Callable[[Context], Awaitable[None]]
@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 HANDSHAKE_SECONDS, IDLE_SECONDS = 10, 60
 """After which a connection is closed that says nothing sensible, or on which no call is."""
-_TRACE_PARENT = 55
-"""Characters of a trace's and a span's numbers, with what goes between."""
 _STREAM_BYTES = 64 << 10
 """What a stream may send that nobody has asked for yet."""
 
@@ -89,9 +87,9 @@ class Transport:
         finally:
             over.cancel()
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Has the loop call a function, soon."""
-        self._loop.call_soon_threadsafe(function)
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Has the loop call a function, soon, which must not wait."""
+        self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
         """Ends the loop. Nothing may be asked of it afterwards."""
@@ -120,19 +118,6 @@ async def refuse(context: Context, error: DualformError) -> None:
     """Ends a call with the status of an error."""
     status = to_status(error)
     await context.abort(status.code, status.details, (*context.trailing_metadata(), *status.trailing_metadata))
-
-
-def request_id(context: Context) -> str:
-    """Of a call that is being handled."""
-    return request_id_of(context.trailing_metadata())
-
-
-def trace_parent(context: Context) -> str:
-    """What a caller says of the trace that it is in, as long as W3C has it; empty where it says nothing."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value[:_TRACE_PARENT]
-    return ""
 
 
 def _of(handler: Handler) -> Any:

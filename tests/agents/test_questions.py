@@ -12,8 +12,8 @@ from mcp import Client, StdioServerParameters
 
 import dualform
 from dualform_mcp.server import mcp_server
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from dualform_explorer.state import read_state
 from dualform_explorer.view import View
 from dualform_mcp.server import mcp_server
 from dualform_mcp.tool import MOST_BYTES, MOST_MESSAGE, MOST_ROWS, MOST_TEXT, bounded, plain
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service import canned
 from tests.service.canned import Canned
 from tests.trainings import learn

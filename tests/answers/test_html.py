@@ -21,8 +21,8 @@ from dualform.errors import NotFound, RecordingError, Unavailable
 from dualform.methods import Answers
 from dualform.questions import PreviewLookup, SlotLookup, SqlStatement, TopK
 from dualform_client.client import Client
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.trainings import take_steps
 
 EVIL = "<script>alert('&\"')</script>"

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from dualform_client.cli import main
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.canned import Canned
 
 

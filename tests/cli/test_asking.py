@@ -26,8 +26,8 @@ from dualform.questions import (
     TopK,
 )
 from dualform_client.cli.layer_answers import named_layers
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service import canned
 from tests.wire.values import same
 

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from dualform import open as open_memory
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 
 
 def test_it_says_its_address_and_ends_with_ctrl_c(folder):

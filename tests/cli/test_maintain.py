@@ -109,9 +109,12 @@ def test_it_tells_bytes_and_seconds(dualform):
 
 
 def test_it_prints_a_text_and_hands_on_its_options(dualform, monkeypatch, tmp_path):
+    class Told(str):
+        to_json = dict
+
     calls = []
     called = "dualform.costs.estimate.estimate"
-    monkeypatch.setattr(called, lambda *of, **named: calls.append((of, named)) or "a table")
+    monkeypatch.setattr(called, lambda *of, **named: calls.append((of, named)) or Told("a table"))
     asked = "estimate a_training_of_mine:train --steps 7 --layers a.* --layers b --budget 20GB --folder"
     told = dualform(*asked.split(), tmp_path)
     assert told.out == "a table\n"

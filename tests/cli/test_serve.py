@@ -23,7 +23,7 @@ import pytest
 from dualform.errors import DualformError
 from dualform.query.score import backends
 from dualform_client import Client
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_service.auth import ADMIN, METRICS, READ, new_token
 from tests.service.test_tls import certificate
 

@@ -16,7 +16,8 @@ from torch import nn
 
 import dualform
 from dualform_client.cli import main
-from dualform_client.cli.printing import Importance, print_table
+from dualform_client.cli.printing import Importance, Table
+from dualform_client.cli.tables import show
 
 LAYER = "transformer.h.11.attn.c_attn.query"
 ANNOTATOR = "annotator 3 of the second round of labelling"
@@ -140,7 +141,7 @@ def printed(monkeypatch, columns: int, *table) -> str:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "dumb")
     with redirect_stdout(_Terminal()) as shown:
-        print_table("t", *table)
+        show(Table("t", *table))
     return shown.getvalue()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import dualform
 from dualform_client import AsyncClient, Client
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 
 Ask = Callable[..., Any]
 """Asks a method by its name, with arguments."""

@@ -28,8 +28,8 @@ from dualform_explorer.panels import PANELS, Panel, panels_in
 from dualform_explorer.rendering import KEYS
 from dualform_explorer.server import ExplorerConfig
 from dualform_explorer.view import Snapshot
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.cases import some
 from tests.explorer.served import Troubled, failed, panels_of, served
 from tests.service.test_tls import certificate

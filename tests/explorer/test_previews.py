@@ -34,8 +34,8 @@ from dualform_explorer.previews import shown_of_examples, shown_preview, tokens_
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 from dualform_explorer.view import Snapshot, View
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.damage import flip
 from tests.explorer import recorded_table
 from tests.explorer.recorded_text import HOSTILE, WORDS, offsets, passages

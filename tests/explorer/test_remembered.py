@@ -16,8 +16,8 @@ from dualform.questions import GroupSum
 from dualform_client import Client
 from dualform_explorer import memories
 from dualform_explorer.memories import Memories, RememberedAnswers
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.explorer.recorded import Training
 from tests.explorer.served import Troubled, served
 

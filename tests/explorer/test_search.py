@@ -25,8 +25,8 @@ from dualform_explorer.filter import narrowed, samples_filter
 from dualform_explorer.search import AROUND, around, filtered, search_panel
 from dualform_explorer.state import LONGEST, read_state
 from dualform_explorer.view import Snapshot
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.explorer import recorded_table
 from tests.explorer.recorded_text import HOSTILE, passages
 from tests.explorer.served import Served, served

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from dualform_client import Client
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.canned import Canned
 
 

@@ -17,10 +17,10 @@ from dualform.answers import GroupSums, Hits, Outputs, Scan, Status
 from dualform.errors import Cancelled, DualformError, NotFound
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import GroupSum, QuerySetExamples, SlotKeys, TopK, Vectors
-from dualform_service.batching import Batches, Question
-from dualform_service.config import ANSWER_BYTES
 from dualform_service.scheduling import Asker as Who, Deadline, Lanes
 from dualform_service.server import Server
+from dualform_service.servicer import Batches, Question
+from dualform_service.settings import ANSWER_BYTES
 
 ONE = Who("one")
 

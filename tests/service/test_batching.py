@@ -12,7 +12,7 @@ import pytest
 from dualform.answers import Scan
 from dualform.errors import BadInput, BadMask, Cancelled, Damaged, DualformError
 from dualform.questions import GroupSum, Output, QuerySetExamples, SlotKeys, TopK, Vectors
-from dualform_service import batching
+from dualform_service import servicer
 from dualform_service.scheduling import Asker as Who
 from tests.service.held_engine import (
     Asker,
@@ -51,7 +51,7 @@ def test_those_who_come_while_a_scan_is_under_way_share_the_next(engine, batches
 def test_those_who_shared_a_scan_share_the_next_if_they_ask_again_at_once(engine, batches, monkeypatch):
     """However busy the machine is: the time for which they are waited for is drawn out, in proportion."""
     for name, factor in (("LINGER", 1e3), ("LINGER_SHARE", 1e6)):
-        monkeypatch.setattr(batching, name, factor * getattr(batching, name))
+        monkeypatch.setattr(servicer, name, factor * getattr(servicer, name))
     question = TopK("fc", QuerySetExamples("test", (1,)))
     askers = crowd(engine, batches, [question] * 3)
     engine.go.set()
@@ -161,7 +161,7 @@ def test_one_askers_error_is_nobody_elses(engine, batches):
 
 def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
     askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,))) for row in (1, 2, 3)])
-    monkeypatch.setattr(batching, "parts", lambda *_: 1 / 0)
+    monkeypatch.setattr(servicer, "parts", lambda *_: 1 / 0)
     engine.go.set()
     for asker in askers:
         with pytest.raises(ZeroDivisionError):

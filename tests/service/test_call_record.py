@@ -24,11 +24,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from dualform.errors import DualformError, NotFound, TimedOut, Unauthenticated
 from dualform.questions import TopK, Vectors
 from dualform_client import Client
-from dualform_proto.calls import call_of
-from dualform_proto.metadata import REQUEST_ID
+from dualform_proto.calls import REQUEST_ID, call_of
 from dualform_service.call_record import NAME, JsonLog, Traces
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.held_engine import outcomes, until
 
 WITH_SQL = ServiceConfig("127.0.0.1:0", sql=True)
@@ -53,7 +52,7 @@ def logged(tmp_path):
 
 def test_each_call_has_a_line_with_what_its_caller_knows_of_it(engine, tmp_path):
     question = TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2, where="label = 'mine'")
-    sent = len(call_of(question).encode_question(question).SerializeToString())
+    sent = len(call_of(question).question.encode(question).SerializeToString())
     with logged(tmp_path) as (log, lines), Server(engine, WITH_SQL, log) as server, Client(server.address) as client:
         client.ask(question)
         client.info()

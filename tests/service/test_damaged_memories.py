@@ -24,7 +24,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import call_of
 from dualform_proto.errors import from_status
 from dualform_service import handlers
@@ -94,7 +94,7 @@ def test_no_answer_says_where_the_memory_lies(memory, tmp_path, caplog):
                 call = call_of(question)
                 ask = channel.unary_unary(f"/dualform.v1.Memory/{call.method}")
                 try:
-                    ask(call.encode_question(question).SerializeToString(), timeout=60)
+                    ask(call.question.encode(question).SerializeToString(), timeout=60)
                 except grpc.RpcError as error:
                     sent = [error.details().encode(), *(str(pair).encode() for pair in error.trailing_metadata())]
                     codes.add(error.code())

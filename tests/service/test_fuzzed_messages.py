@@ -43,8 +43,8 @@ from dualform.questions import (
 from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
 from dualform_proto.calls import CALLS
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.query import arrays
 from tests.reliability import report, rounds
 
@@ -134,8 +134,8 @@ def mutated(rng: random.Random, messages: list[bytes]) -> bytes:
 @pytest.mark.parametrize("call", CALLS.values(), ids=[call.method for call in CALLS.values()])
 def test_mutated_messages_are_answered_or_refused_by_codes_of_ours(server, call):
     rng, count = random.Random(f"{SEED} {call.method}"), rounds(40, 10_000)
-    own = [CALLS[type(one)].encode_question(one).SerializeToString() for one in QUESTIONS if CALLS[type(one)] is call]
-    every = [CALLS[type(one)].encode_question(one).SerializeToString() for one in QUESTIONS]
+    own = [CALLS[type(one)].question.encode(one).SerializeToString() for one in QUESTIONS if CALLS[type(one)] is call]
+    every = [CALLS[type(one)].question.encode(one).SerializeToString() for one in QUESTIONS]
     codes, told = Counter[grpc.StatusCode](), list[str]()
     with grpc.insecure_channel(server.address) as channel:
         ask = channel.unary_unary(f"/dualform.v1.Memory/{call.method}")

@@ -19,13 +19,13 @@ from dualform.answers import Columns
 from dualform.errors import Overloaded
 from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import CALLS
 from dualform_service import handlers, standard_services
-from dualform_service.config import ServiceConfig
-from dualform_service.limits import shut
+from dualform_service.admission import shut
 from dualform_service.server import Server
-from dualform_service.standard_services import OWN_WATCHES
+from dualform_service.settings import ServiceConfig
+from dualform_service.standard_services import OWN_WATCHES, WATCHES
 from tests.reliability import report, rounds
 from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
@@ -220,7 +220,7 @@ def test_one_connection_that_watches_keeps_nobody_from_asking_for_health(engine)
     with Server(engine) as server, Connection(server.address) as watching:
         for _ in range(300):
             watching.message(watching.call("/grpc.health.v1.Health/Watch"), b"")
-        until(lambda: server._standard._watches.total() == OWN_WATCHES)
+        until(lambda: server._standard._watches.free == WATCHES - OWN_WATCHES)
         for _ in range(3):
             assert is_serving(server.address)
 
@@ -230,7 +230,7 @@ def test_whoever_watches_health_is_told_of_each_change(engine):
         watched = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
         unknown = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\x0a\x01x", timeout=60)
         assert (next(watched), next(unknown)) == (b"\x08\x01", b"\x08\x03")
-        server._transport.call(server._standard.draining)
+        server.transport.call(server._standard.draining)
         assert ([*watched], [*unknown]) == ([b"\x08\x02"], []), "and nobody who watches holds up the end"
 
 

@@ -200,7 +200,7 @@ def test_no_mask_reads_anything_or_outlives_its_limits(client, listener, tmp_pat
 def busy(server: Server) -> bool:
     """Whether a thread works on a mask, or on any question."""
     lanes = server._handlers._resources.lanes.all
-    return any(lane._turns._free < lane._turns._places for lane in lanes) or any(
+    return any(lane._turns.free < lane._turns._size for lane in lanes) or any(
         thread.name == "mask" for thread in threading.enumerate()
     )
 

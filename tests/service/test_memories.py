@@ -14,10 +14,10 @@ import dualform
 from dualform.errors import BadInput, NotAMemory, NotFound, Unauthenticated
 from dualform.store.files.ram_budget import RamBudget
 from dualform_client import AsyncClient, Client
-from dualform_client.connection import is_serving
-from dualform_service.config import ServiceConfig
+from dualform_client.client import is_serving
 from dualform_service.memories import named, opening
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.canned import INFO, Canned
 from tests.service.held_engine import until
 from tests.store import small_memory

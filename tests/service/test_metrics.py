@@ -24,9 +24,9 @@ from dualform_client import Client
 from dualform_proto.calls import CALLS
 from dualform_service import metrics
 from dualform_service.call_record import NAME, CallRecord, JsonLog
-from dualform_service.config import ServiceConfig
 from dualform_service.metrics import LAYERS, Metrics
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.canned import Canned
 from tests.service.held_engine import outcomes, until
 

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from dualform_service.supervisor import Supervisor
+from dualform_service.server import Supervisor
 from tests.store import small_memory
 
 # A handler runs between two lines of what it interrupts. Tracing sends the signal before the `count`-th line that runs
@@ -113,7 +113,7 @@ STUBBORN = """
 import contextlib, threading
 from dualform_client import Client
 from dualform_service import server
-from dualform_service.config import ServiceConfig
+from dualform_service.settings import ServiceConfig
 from tests.service.canned import Canned
 
 server.LAST_SECONDS = 0.3

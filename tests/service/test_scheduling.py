@@ -25,11 +25,11 @@ from dualform.questions import QuerySetLookup, TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import call_of
 from dualform_service import scheduling
-from dualform_service.config import ServiceConfig
-from dualform_service.limits import UNREAD, ByteRoom, MessageReads, Resources
-from dualform_service.scheduling import Asker, Deadline, Lane, Lanes, ScanCosts
+from dualform_service.admission import MessageReads
+from dualform_service.scheduling import Asker, Deadline, FairSemaphore, Lane, Lanes, ScanCosts
 from dualform_service.server import Server
-from dualform_service.servicer import EncodedAnswer, MemoryServicer
+from dualform_service.servicer import UNREAD, EncodedAnswer, MemoryServicer, Resources
+from dualform_service.settings import ServiceConfig
 from tests.service.canned import Canned
 from tests.service.held_engine import until
 
@@ -285,7 +285,7 @@ def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_it
         await asyncio.sleep(0.01)
         leaving.cancel()
         await asyncio.sleep(0)
-        assert (late.became, left.became, reads._turns._free) == ("", "", 2)
+        assert (late.became, left.became, reads._turns.free) == ("", "", 2)
         for context in (late, left):
             context.call_ends.set()
         await asyncio.sleep(0.01)
@@ -329,7 +329,7 @@ def test_whatever_comes_or_is_given_up_no_place_is_lost_and_none_is_taken_twice(
                 coming.close()
 
         await asyncio.gather(*(one(*call) for call in calls))
-        assert (now, reads._turns._free, len(reads._reading), reads._turns.waiting) == (0, most, 0, 0)
+        assert (now, reads._turns.free, len(reads._reading), reads._turns.waiting) == (0, most, 0, 0)
         assert highest <= most
 
     run(test)
@@ -340,12 +340,12 @@ ONE = Asker("one")
 
 def test_a_large_one_is_not_passed_over_for_ever_by_small_ones():
     async def test() -> None:
-        room = ByteRoom(10)
-        await room.take(6, ONE)
-        large = asyncio.create_task(room.take(8, ONE))
+        room = FairSemaphore(10)
+        await room.take(ONE, 6)
+        large = asyncio.create_task(room.take(ONE, 8))
         await asyncio.sleep(0)
-        assert not room.take_now(2, ONE)
-        room.give_back(6, ONE)
+        assert not room.take_now(ONE, 2)
+        room.give_back(ONE, 6)
         await large
 
     run(test)
@@ -368,10 +368,10 @@ def test_no_more_is_held_than_there_is_nor_than_a_share_and_all_of_it_comes_back
     """Whoever waits or gives up. A share may be exceeded by what is all that one holds."""
 
     async def test() -> None:
-        room, held = ByteRoom(10), {"a": list[int](), "b": list[int]()}
+        room, held = FairSemaphore(10), {"a": list[int](), "b": list[int]()}
 
         async def hold(size: int, name: str, seconds: float) -> None:
-            await room.take(size, Asker(name, half))
+            await room.take(Asker(name, half), size)
             held[name].append(size)
             assert sum(held["a"]) + sum(held["b"]) <= 10
             assert not half or len(held[name]) == 1 or sum(held[name]) <= 5
@@ -379,7 +379,7 @@ def test_no_more_is_held_than_there_is_nor_than_a_share_and_all_of_it_comes_back
                 await asyncio.sleep(seconds)
             finally:
                 held[name].remove(size)
-                room.give_back(size, Asker(name, half))
+                room.give_back(Asker(name, half), size)
 
         async def one(size: int, name: str, seconds: float, patience: float) -> None:
             with suppress(TimeoutError):
@@ -387,21 +387,21 @@ def test_no_more_is_held_than_there_is_nor_than_a_share_and_all_of_it_comes_back
 
         await asyncio.gather(*(one(*call) for call in calls))
         assert room.free == 10
-        assert room.take_now(10, ONE)
+        assert room.take_now(ONE, 10)
 
     run(test)
 
 
 def test_who_has_its_share_keeps_nobody_else_waiting():
     async def test() -> None:
-        room, half, other = ByteRoom(10), Asker("half", True), Asker("other", True)
-        await room.take(5, half)
-        more = asyncio.create_task(room.take(1, half))
+        room, half, other = FairSemaphore(10), Asker("half", True), Asker("other", True)
+        await room.take(half, 5)
+        more = asyncio.create_task(room.take(half, 1))
         await asyncio.sleep(0)
-        await room.take(5, other)
-        room.give_back(5, other)
+        await room.take(other, 5)
+        room.give_back(other, 5)
         assert not more.done()
-        room.give_back(5, half)
+        room.give_back(half, 5)
         await more
 
     run(test)
@@ -438,7 +438,7 @@ def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4
         try:
             before = tracemalloc.get_traced_memory()[0]
             asking = [asyncio.create_task(ask(servicer, number)) for number in range(ASKING)]
-            while len(resources.unread._waiting) + sum(one.done() for one in asking) < ASKING:
+            while resources.unread.waiting + sum(one.done() for one in asking) < ASKING:
                 await asyncio.sleep(0.01)
             held = tracemalloc.get_traced_memory()[0] - before
         finally:
@@ -448,14 +448,14 @@ def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4
             answer: EncodedAnswer = await one
             got.append(answer.data)
             answer.release()
-        resources.close()
+        resources.lanes.close()
         return held, got, resources
 
     return asyncio.run(asyncio.wait_for(test(), 120))
 
 
 def message(question: Any) -> bytes:
-    return bytes(call_of(question).encode_question(question).SerializeToString())
+    return bytes(call_of(question).question.encode(question).SerializeToString())
 
 
 def look_up(servicer: MemoryServicer, number: int) -> Any:
@@ -482,17 +482,17 @@ def test_what_gets_no_room_before_its_deadline_leaves_none_taken():
         resources = Resources(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
         servicer = MemoryServicer(Large(LARGEST // 2), resources)  # type: ignore[arg-type]
         other = Asker("other")
-        assert resources.unread.take_now(resources.unread.free, other)
+        assert resources.unread.take_now(other, resources.unread.free)
         for ask in (look_up, scan):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(ask(servicer, 1), 0.3)
-        resources.unread.give_back(UNREAD * LARGEST, other)
+        resources.unread.give_back(other, UNREAD * LARGEST)
         assert resources.unread.free == UNREAD * LARGEST
-        assert len(resources.unread._waiting) == 0
+        assert resources.unread.waiting == 0
         (await scan(servicer, 1)).release()
         with pytest.raises(BadInput, match=r"takes 3\.0 MiB; a message holds at most 2\.0 MiB"):
             await look_up(MemoryServicer(Large(3 * LARGEST // 2), resources), 1)  # type: ignore[arg-type]
         assert resources.unread.free == UNREAD * LARGEST
-        resources.close()
+        resources.lanes.close()
 
     run(test)

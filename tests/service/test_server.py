@@ -27,11 +27,11 @@ from dualform.errors import (
 from dualform.questions import GroupSum, Vectors
 from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import CALLS
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.query import arrays
 from tests.service.held_engine import outcomes, until
 
@@ -139,7 +139,7 @@ def test_a_callers_own_limit_is_no_fault_in_the_log(caplog):
     slots = 120_000
     memory = arrays.engine(arrays.memory({"fc": np.ones((slots, 1), np.float32)}, {"sample": list(range(slots))}))
     question = GroupSum("fc", Vectors(np.ones((4, 1), np.float32)), by=("sample",))
-    request = CALLS[GroupSum].encode_question(question)
+    request = CALLS[GroupSum].question.encode(question)
     with Server(memory) as server, grpc.insecure_channel(server.address) as channel:
         for _ in range(2):
             with pytest.raises(grpc.RpcError, match="Received message larger than max"):

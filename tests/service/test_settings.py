@@ -9,7 +9,6 @@ import click
 import pytest
 
 from dualform.errors import BadInput
-from dualform_service.config import ServiceConfig
 from dualform_service.settings import (
     BYTES,
     COUNT,
@@ -21,6 +20,7 @@ from dualform_service.settings import (
     SETTINGS,
     TEXT,
     YES_NO,
+    ServiceConfig,
     options,
     service_config,
 )

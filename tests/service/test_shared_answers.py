@@ -18,9 +18,9 @@ from dualform.errors import DualformError
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import GroupSum, Output, QuerySetExamples, SlotKeys, TopK, Vectors
 from dualform_client import Client
-from dualform_service.batching import Question, parts
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.servicer import Question, parts
+from dualform_service.settings import ServiceConfig
 from tests.service.held_engine import same
 from tests.store import small_memory
 

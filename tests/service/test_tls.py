@@ -16,10 +16,10 @@ import pytest
 from dualform.errors import BadInput, Unauthenticated, Unavailable
 from dualform_client import AsyncClient, Client
 from dualform_client.cli import main
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.pem import names_of
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.held_engine import outcomes, until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")

@@ -17,13 +17,13 @@ from dualform.answers import QuerySet, Scan
 from dualform.errors import BadInput, Forbidden, Overloaded, Unauthenticated
 from dualform.questions import QuerySetLookup
 from dualform_client import Client
-from dualform_client.connection import is_serving
+from dualform_client.client import is_serving
 from dualform_proto.calls import call_of
-from dualform_service import gate
+from dualform_service import admission
 from dualform_service.auth import ADMIN, READ, SQL, new_token, read_tokens
-from dualform_service.config import ServiceConfig
 from dualform_service.scheduling import Asker
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
 
@@ -56,7 +56,7 @@ def test_a_file_holds_digests_and_says_who_may_what(file):
     caller = tokens.caller([("authorization", f"Bearer {token}")])
     assert (caller.name, caller.scopes) == ("alice", {READ, SQL})
     assert tokens.caller([("authorization", b"bEaReR secret")]).name == "bob"
-    assert tokens.several
+    assert len(tokens) > 1
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_reflection_is_an_admins(engine, file):
 
 
 def test_a_file_that_changes_is_read_again_and_a_torn_one_is_not(engine, file, monkeypatch, caplog):
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "LOOK_SECONDS", 0.0)
     (first, line), (second, other) = new_token("alice", [READ]), new_token("bob", [READ])
     with (
         served(engine, write(file, line)) as server,
@@ -177,7 +177,7 @@ def test_tokens_are_no_arguments_of_any_command():
 
 def test_the_first_word_of_a_torn_line_is_no_token(engine, file, monkeypatch, caplog):
     """It is a caller's name, which is no secret, and a file of one word is a token of the older form."""
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "LOOK_SECONDS", 0.0)
     name = "a-name-of-many-letters"
     token, line = new_token(name, [READ])
     with (
@@ -291,7 +291,7 @@ def test_one_token_has_half_of_the_room_for_questions(engine, two):
     engine.hold.clear()
     with two(request_bytes=2**18) as (server, alice, bob, _):
         room = server._handlers._messages
-        assert room.take_now(room.free // 2 - 100, Asker("alice", True))
+        assert room.take_now(Asker("alice", True), room.free // 2 - 100)
         with pytest.raises(Overloaded, match="has no room for another question"):
             alice.topk("fc", np.ones((17, 3), np.float32))
         engine.hold.set()
@@ -304,7 +304,7 @@ def test_one_token_has_half_of_the_room_for_answers_that_wait_to_be_read(engine,
     )
     monkeypatch.setattr(engine, "ask", lambda *asked: large)
     question = QuerySetLookup("test", None)
-    message = call_of(question).encode_question(question).SerializeToString()
+    message = call_of(question).question.encode(question).SerializeToString()
     with two(answer_bytes=2**21) as (server, _, bob, token), ExitStack() as readers:
         stuck = [readers.enter_context(Connection(server.address, 0)) for _ in range(8)]
         for connection in stuck:  # none of which reads its answer

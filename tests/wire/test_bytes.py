@@ -136,17 +136,17 @@ def test_messages_are_written_as_ever(kind):
     call, asked = CALLS[kind], [question for question in QUESTIONS if type(question) is kind]
     answers = [Canned().ask(question) for question in asked if kind is not Placebo]
     answers += [answer for own, answer in ANSWERS if own is kind]
-    written = digest(map(call.encode_question, asked)), digest(map(call.encode_answer, answers))
+    written = digest(map(call.question.encode, asked)), digest(map(call.result.encode, answers))
     assert written == DIGESTS[call.method]
 
 
 def test_what_older_clients_leave_out_is_read_as_its_default():
     queries = pb.Queries(query_set=pb.QuerySetExamples(query_set="p"))
-    question = CALLS[Distribution].decode_question(pb.DistributionRequest(queries=queries))
+    question = CALLS[Distribution].question.decode(pb.DistributionRequest(queries=queries))
     assert question == Distribution(None, QuerySetExamples("p"))
-    assert CALLS[SqlStatement].decode_answer(pb.SqlResponse()).scan.share == 1.0
+    assert CALLS[SqlStatement].result.decode(pb.SqlResponse()).scan.share == 1.0
 
 
 def test_readers_that_know_no_statuses_are_told_what_is_exact():
-    (layer,) = CALLS[Inventory].encode_answer(INFO).layers
+    (layer,) = CALLS[Inventory].result.encode(INFO).layers
     assert (layer.exact, layer.reason) == (INFO.layers[0].exact, INFO.layers[0].reason) == (True, "")

@@ -7,7 +7,7 @@ import pytest
 
 from dualform import errors
 from dualform.errors import BadInput
-from dualform_proto.address import is_address, parse_address
+from dualform_proto.address import is_served, parse_address
 from dualform_proto.errors import DETAILS_KEY, STATUS_CODES, TEXT_BYTES, from_status, to_status
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DualformError)]
@@ -101,6 +101,6 @@ def test_what_is_no_address_is_refused(text):
     ],
 )
 def test_which_addresses_only_this_machine_reaches(text, loopback):
-    assert is_address(text)
+    assert is_served(text)
     assert str(parse_address(text)) == text
     assert parse_address(text).loopback is loopback

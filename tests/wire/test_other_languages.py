@@ -18,8 +18,8 @@ import torch
 
 import dualform
 from dualform.errors import NotFound
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.service.test_tls import certificate
 
 ROOT = Path(__file__).parents[2]

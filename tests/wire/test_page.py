@@ -18,8 +18,8 @@ from torch import nn
 import dualform
 from dualform_proto.errors import STATUS_CODES
 from dualform_proto.v1 import dualform_pb2 as pb, dualform_pb2_grpc
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 BLOCKS = {

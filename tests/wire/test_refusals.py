@@ -94,9 +94,9 @@ def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_i
         TopK("l", QuerySetExamples("p"), score="gradient"),
         GroupSum("l", QuerySetExamples("p"), ("label",), score="gradient"),
     ):
-        message = call_of(question).encode_question(question)
+        message = call_of(question).question.encode(question)
         assert (message.score, message.score_name) == (pb.SCORE_NAMED, "gradient")
-        assert call_of(question).decode_question(message) == question
+        assert call_of(question).question.decode(message) == question
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_i
 )
 def test_a_question_that_no_message_can_hold(question):
     with pytest.raises(BadInput):
-        CALLS[TopK].encode_question(question)
+        CALLS[TopK].question.encode(question)
     for ids in ([1.5], [[1]], ["a"], [2**70], [None]):
         with pytest.raises(BadInput, match="ids must be a list of whole numbers"):
             SlotLookup(ids)
@@ -193,7 +193,7 @@ def gradients(count, *layers):
 )
 def test_a_question_whose_parts_do_not_fit(kind, message, says):
     with pytest.raises(BadInput, match=says):
-        CALLS[kind].decode_question(message)
+        CALLS[kind].question.decode(message)
 
 
 ROWS = {"name": "q", "labels": bytes(8 * 3)}
@@ -322,12 +322,12 @@ def test_an_answer_whose_parts_do_not_fit(kind, message, says):
     if "status" in message.DESCRIPTOR.fields_by_name:
         message.status.CopyFrom(EXACT)
     with pytest.raises(BadInput, match=says):
-        CALLS[kind].decode_answer(message)
+        CALLS[kind].result.decode(message)
 
 
 def test_a_status_that_is_not_given_is_never_exact():
     with pytest.raises(BadInput, match=r"^status is 0, which this version does not know\.$"):
-        CALLS[Output].decode_answer(pb.OutputResponse(outputs=OUTPUTS))
+        CALLS[Output].result.decode(pb.OutputResponse(outputs=OUTPUTS))
 
 
 def test_booleans_of_another_byte_are_read_as_true():

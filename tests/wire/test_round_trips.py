@@ -83,7 +83,7 @@ def over_the_wire(message: Message) -> Any:
 @given(data=st.data())
 def test_a_question_comes_back_as_it_was(kind, data):
     value = data.draw(QUESTIONS[kind])
-    assert values.same(CALLS[kind].decode_question(over_the_wire(CALLS[kind].encode_question(value))), value)
+    assert values.same(CALLS[kind].question.decode(over_the_wire(CALLS[kind].question.encode(value))), value)
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: CALLS[kind].method)
@@ -91,7 +91,7 @@ def test_a_question_comes_back_as_it_was(kind, data):
 @given(data=st.data())
 def test_an_answer_comes_back_as_it_was(kind, data):
     value = data.draw(ANSWERS[kind])
-    assert values.same(CALLS[kind].decode_answer(over_the_wire(CALLS[kind].encode_answer(value))), value)
+    assert values.same(CALLS[kind].result.decode(over_the_wire(CALLS[kind].result.encode(value))), value)
 
 
 def test_every_kind_of_question_has_its_call():

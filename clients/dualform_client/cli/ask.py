@@ -12,15 +12,13 @@ from typing import Any, TypeAlias
 import click
 import numpy as np
 
-from dualform.answers import Columns, Distributions, GroupSums, Hits
+from dualform.answers import Columns, Hits
 from dualform.answers.contents import label_names
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
 from dualform.questions import Filter, Queries, QuerySetExamples
 from dualform_client.cli.help import command
 from dualform_client.cli.layer_answers import (
-    AskedQuery,
-    LayerAnswer,
     Score,
     asked_queries,
     asks_layers,
@@ -39,7 +37,6 @@ from dualform_client.cli.options import (
     asks_two_targets,
     by_option,
     distinct_option,
-    json_option,
     k_option,
     layer_option,
     one_score,
@@ -48,7 +45,7 @@ from dualform_client.cli.options import (
     takes_filter,
     where_option,
 )
-from dualform_client.cli.printing import Importance
+from dualform_client.cli.printing import Importance, Note, Report, Table
 
 _SHOWN = 8
 """Queries whose effective slots a title shows."""
@@ -66,7 +63,6 @@ Best: TypeAlias = dict[tuple[str | None, int], tuple[Any, dict[str, Any]]]
 @by_option("Take the best N of each group of these columns.")
 @distinct_option
 @takes_score
-@json_option
 def topk(
     memory: Answers,
     layer: str | Sequence[str],
@@ -76,7 +72,7 @@ def topk(
     by: tuple[str, ...] | None,
     distinct: tuple[str, ...] | None,
     score: Score,
-) -> LayerAnswer:
+) -> Report:
     """List the training slots that a query attends to most.
 
     With --target, list those that added most to an output. With --score
@@ -98,17 +94,16 @@ def topk(
     if shares:
         rows = [{**row, "share": _percent(row["share"])} for row in rows]
     columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
-    return LayerAnswer(
+    importance = Importance(
+        kept=("query", *(by or ()), "slot", "score"),
+        last=("label", "dataset", "sample", "share", "repeats", "step"),
+        first=("call", "row", "position"),
+    )
+    title = layer_title(layer, str(score), scanned(hits.scan, hits.space))
+    table = Table(title, columns, ([row[name] for name in columns] for row in _named(rows, memory)), importance)
+    return Report(
         {"hits": found, **names_record(asked), **score.record(hits.status), "space": hits.space, **share(hits.scan)},
-        layer_title(layer, str(score), scanned(hits.scan, hits.space)),
-        columns,
-        ([row[name] for name in columns] for row in _named(rows, memory)),
-        Importance(
-            kept=("query", *(by or ()), "slot", "score"),
-            last=("label", "dataset", "sample", "share", "repeats", "step"),
-            first=("call", "row", "position"),
-        ),
-        [*sample_notes(hits.scan), *_repeated(hits, found), *score.notes(layer, hits.status)],
+        [table, *sample_notes(hits.scan), *_repeated(hits, found), *score.notes(layer, hits.status)],
     )
 
 
@@ -139,17 +134,15 @@ def _percent(part: Any) -> Any:
     return f"{part:.2%}" if isinstance(part, float) else part
 
 
-def _repeated(hits: Hits, found: Sequence[dict[str, Any]]) -> list[str]:
+def _repeated(hits: Hits, found: Sequence[dict[str, Any]]) -> list[Note]:
     """A note if one sample is more than one hit of a query."""
-    if hits.repeats is not None:
-        return []
     samples = Counter(
         (hit["query"], hit.get("dataset"), hit["sample"]) for hit in found if hit.get("sample") is not None
     )
     most = max(samples.values(), default=1)
-    if most < 2:
+    if hits.repeats is not None or most < 2:
         return []
-    return [f"One sample is {most} of the hits of a query: --distinct sample lists each sample once."]
+    return [Note(f"One sample is {most} of the hits of a query: --distinct sample lists each sample once.")]
 
 
 def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
@@ -185,7 +178,6 @@ def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, An
 @takes_filter()
 @click.option("--top", type=COUNT, metavar="K", show_default="all", help="Print only the K largest sums.")
 @takes_score
-@json_option
 def group_sum(
     memory: Answers,
     layer: str | Sequence[str],
@@ -194,7 +186,7 @@ def group_sum(
     where: str | Filter | None,
     top: int | None,
     score: Score,
-) -> LayerAnswer:
+) -> Report:
     """Sum attention by label, dataset or another column.
 
     With --target, sum what the slots added to an output of the layer. With
@@ -208,45 +200,27 @@ def group_sum(
     answer = memory.group_sum(layer, queries, by, where, k=top, **score.asked)
     asked = asked_queries(memory, queries, len(answer), score.space_of_queries(answer.space))
     beside = {**names_record(asked), **score.record(answer.status), "space": answer.space, **share(answer.scan)}
-    if answer.numbers is None:
-        most, record, table = "", _every(answer), _table(answer, asked)
-        kept = (*by, *map(str, asked), "sum")
-    else:
+    most, record = "", dict[str, Any](groups=groups_record(answer), sums=answer.sums)
+    sums = [str(query) for query in asked] if len(asked) > 1 else ["sum"]
+    columns, kept = [*by, "count", *sums], (*by, *sums)
+    rows: Iterator[list[Any]] = (
+        [*key, count, *own.tolist()]
+        for key, count, own in zip(answer.groups, answer.counts.tolist(), answer.sums.T, strict=True)
+    )
+    if answer.numbers is not None:
         most = f"{answer.numbers.shape[1]:,} largest of {answer.total:,}"
-        found = list(_largest(answer))
+        found: list[dict[str, Any]] = [
+            {"query": query, "group": dict(zip(by, key, strict=True)), "count": count, "sum": own}
+            for query in range(len(answer.sums))
+            for key, own, count in answer.ranked(query)
+        ]
         record = {"largest": found, "total": answer.total}
+        columns, kept = ["query", *by, "count", "sum"], ("query", *by, "sum")
         rows = ([asked[one["query"]], *one["group"].values(), one["count"], one["sum"]] for one in found)
-        table, kept = (["query", *by, "count", "sum"], rows), ("query", *by, "sum")
     of = str(asked[0]) if len(asked) == 1 else ""
-    return LayerAnswer(
-        {**record, **beside},
-        layer_title(layer, f"{score} by {', '.join(by)}", of, scanned(answer.scan, answer.space), most),
-        *table,
-        Importance(kept),
-        [*sample_notes(answer.scan), *score.notes(layer, answer.status)],
-    )
-
-
-def _every(answer: GroupSums) -> dict[str, Any]:
-    """The sums of all groups, for JSON."""
-    return {"groups": groups_record(answer), "sums": answer.sums}
-
-
-def _table(answer: GroupSums, asked: list[AskedQuery]) -> tuple[list[str], Iterator[list[Any]]]:
-    """The columns, and a row for each group."""
-    per_query = [str(query) for query in asked] if len(asked) > 1 else ["sum"]
-    rows = (
-        [*key, count, *answer.sums[:, g].tolist()]
-        for g, (key, count) in enumerate(zip(answer.groups, answer.counts.tolist(), strict=True))
-    )
-    return [*answer.by, "count", *per_query], rows
-
-
-def _largest(answer: GroupSums) -> Iterator[dict[str, Any]]:
-    """A record for each query and group."""
-    for query in range(len(answer.sums)):
-        for key, own, count in answer.ranked(query):
-            yield {"query": query, "group": dict(zip(answer.by, key, strict=True)), "count": count, "sum": own}
+    title = layer_title(layer, f"{score} by {', '.join(by)}", of, scanned(answer.scan, answer.space), most)
+    notes = [*sample_notes(answer.scan), *score.notes(layer, answer.status)]
+    return Report({**record, **beside}, [Table(title, columns, rows, Importance(kept)), *notes])
 
 
 @command()
@@ -264,10 +238,9 @@ def _largest(answer: GroupSums) -> Iterator[dict[str, Any]]:
     help="Print N ranks, 11 or more.",
 )
 @takes_score
-@json_option
 def distribution(
     memory: Answers, layer: str, queries: Queries, where: str | Filter | None, points: int, score: Score
-) -> LayerAnswer:
+) -> Report:
     """Show how a query's scores are spread over all slots.
 
     For each rank: the score there, the sum of absolute scores up to it, and the
@@ -282,37 +255,29 @@ def distribution(
     asked = asked_queries(memory, queries, len(answer), score.space_of_queries(answer.space))
     columns = {name: column.tolist() for name, column in answer.table().arrays.items()}
     columns["query"] = [asked[query] for query in columns["query"]]
-    return LayerAnswer(
-        {
-            "ranks": answer.ranks,
-            "count": answer.count,
-            "distributions": [_spread(own) for own in answer],
-            **names_record(asked),
-            **score.record(answer.status),
-            "space": answer.space,
-            **share(answer.scan),
-        },
-        layer_title(layer, str(score), scanned(answer.scan, answer.space, answer.count), _effective(answer)),
-        list(columns),
-        zip(*columns.values(), strict=True),
-        Importance(("query", "rank", "score"), last=("share", "cumulative")),
-        [*sample_notes(answer.scan), *score.notes(layer, answer.status)],
-    )
-
-
-def _spread(own: Distributions) -> dict[str, Any]:
-    """The JSON of an answer to one query."""
-    return {
-        "scores": own.scores[0],
-        "cumulative": own.cumulative[0],
-        "total": own.totals[0],
-        "effective_slots": own.effective_slots[0],
+    record = {
+        "ranks": answer.ranks,
+        "count": answer.count,
+        "distributions": [
+            {
+                "scores": own.scores[0],
+                "cumulative": own.cumulative[0],
+                "total": own.totals[0],
+                "effective_slots": own.effective_slots[0],
+            }
+            for own in answer
+        ],
+        **names_record(asked),
+        **score.record(answer.status),
+        "space": answer.space,
+        **share(answer.scan),
     }
-
-
-def _effective(answer: Distributions) -> str:
-    said = ", ".join(f"{one:,.{int(one < 100)}f}" for one in answer.effective_slots[:_SHOWN].tolist())
-    return f"effective slots {said}{', …' if len(answer) > _SHOWN else ''}"
+    effective = ", ".join(f"{one:,.{int(one < 100)}f}" for one in answer.effective_slots[:_SHOWN].tolist())
+    effective = f"effective slots {effective}{', …' if len(answer) > _SHOWN else ''}"
+    title = layer_title(layer, str(score), scanned(answer.scan, answer.space, answer.count), effective)
+    importance = Importance(("query", "rank", "score"), last=("share", "cumulative"))
+    table = Table(title, list(columns), zip(*columns.values(), strict=True), importance)
+    return Report(record, [table, *sample_notes(answer.scan), *score.notes(layer, answer.status)])
 
 
 @command()
@@ -324,7 +289,6 @@ def _effective(answer: Distributions) -> str:
 @where_option()
 @score_option
 @abs_option
-@json_option
 def compare(
     memories: tuple[Answers, Answers],
     layer: str,
@@ -333,7 +297,7 @@ def compare(
     where: str | None,
     absolute: bool,
     score: str | None,
-) -> LayerAnswer:
+) -> Report:
     """Compare what a query attends to in two memories.
 
     A and B are folders or addresses. Slots are matched by dataset and sample.
@@ -355,21 +319,21 @@ def compare(
     of_slots = {"share": {name: own.scan.share for name, own in zip("ab", hits, strict=True)}} if sampled else {}
     asked = asked_queries(memories[0], queries, len(found), hits[0].space)
     alike = ", ".join(f"{count} of {len(samples)}" for count, samples in zip(shared, found, strict=True))
-    return LayerAnswer(
-        {
-            "queries": [
-                {"query": query, "shared": shared[query], "samples": samples} for query, samples in enumerate(found)
-            ],
-            **names_record(asked),
-            "score": named,
-            **of_slots,
-        },
+    record = {
+        "queries": [
+            {"query": query, "shared": shared[query], "samples": samples} for query, samples in enumerate(found)
+        ],
+        **names_record(asked),
+        "score": named,
+        **of_slots,
+    }
+    table = Table(
         layer_title(layer, str(Score(named, None, None, False)), f"samples in both: {alike}"),
         ["query", "dataset", "sample", "label", "rank in A", "rank in B", "score in A", "score in B"],
         [[query, *_cells(own)] for query, samples in zip(asked, found, strict=True) for own in samples],
         Importance(("query", "sample", "rank in A", "rank in B"), last=("label", "score in A", "score in B")),
-        [f"{name} is computed from {scan.sample}." for name, scan in sampled.items()],
     )
+    return Report(record, [table, *(Note(f"{name} is computed from {scan.sample}.") for name, scan in sampled.items())])
 
 
 def _check_datasets(memories: tuple[Answers, Answers]) -> None:
@@ -423,16 +387,20 @@ def _best(memory: Answers, hits: Hits, which: str) -> list[Best]:
 
 def _matched(first: Best, second: Best) -> list[dict[str, Any]]:
     """Samples in the order of the first memory, then others in that of the second."""
-    samples = []
-    for key in dict.fromkeys((*first, *second)):
-        one, other = first.get(key), second.get(key)
-        label = next(entry[0] for entry in (one, other) if entry is not None)
-        places = {"a": one and one[1], "b": other and other[1]}
-        samples.append({"dataset": key[0], "sample": key[1], "label": label, **places})
-    return samples
+    nowhere = None, None
+    return [
+        {
+            "dataset": key[0],
+            "sample": key[1],
+            "label": (first.get(key) or second[key])[0],
+            "a": first.get(key, nowhere)[1],
+            "b": second.get(key, nowhere)[1],
+        }
+        for key in dict.fromkeys((*first, *second))
+    ]
 
 
 def _cells(sample: dict[str, Any]) -> list[Any]:
-    places = [sample["a"] or {}, sample["b"] or {}]
+    a, b = sample["a"] or {}, sample["b"] or {}
     named = [sample[name] for name in ("dataset", "sample", "label")]
-    return [*named, *(own.get("rank") for own in places), *(own.get("score") for own in places)]
+    return [*named, a.get("rank"), b.get("rank"), a.get("score"), b.get("score")]

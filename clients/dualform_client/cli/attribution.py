@@ -11,8 +11,8 @@ import click
 
 from dualform.errors import BadInput, DualformError
 from dualform_client.cli.help import command, complete_folder
-from dualform_client.cli.options import COUNT, by_option, check_run, json_option, named_function
-from dualform_client.cli.printing import print_json, print_line, print_note, print_table, progress_bars
+from dualform_client.cli.options import COUNT, by_option, check_run, named_function
+from dualform_client.cli.printing import Note, Report, Table, progress_bars
 
 if TYPE_CHECKING:
     from dualform.answers import Adjoint
@@ -36,7 +36,6 @@ _name = click.option("--name", metavar="NAME", help="Keep the result in RUN, for
 @_name
 @_checkpoint
 @click.option("--estimate", is_flag=True, help="Only tell how long it will take.")
-@json_option
 def adjoint(
     run: str,
     program: str,
@@ -45,8 +44,7 @@ def adjoint(
     name: str | None,
     checkpoint: str | None,
     estimate: bool,
-    as_json: bool,
-) -> None:
+) -> Report:
     """Predict what leaving out each training sample does to a loss.
 
     Runs the recorded training again and carries the loss of each query back
@@ -64,19 +62,18 @@ def adjoint(
         from dualform.influence.cost import estimate_adjoint
 
         cost = estimate_adjoint(run, **given)
-        print_json(vars(cost)) if as_json else print_line(str(cost))
-        return
+        return Report(vars(cost), [str(cost)])
     from dualform.influence.adjoint import adjoint as asked
 
     with progress_bars() as progress:
         found = asked(run, **given, name=name, checkpoint=checkpoint, progress=progress)
     rows = _sums(found, by) if by else _best(found, k)
-    if as_json:
-        listed = [{"query": query, "loss": loss} for query, loss in enumerate(found.losses.tolist())]
-        print_json({"queries": listed, "sums" if by else "samples": rows, "drift": found.drift, "name": name})
-        return
-    print_table(found.title(), list(rows[0]), [list(row.values()) for row in rows])
-    print_note("The value is the predicted change of the query's loss if training had left the samples out.")
+    listed = [{"query": query, "loss": loss} for query, loss in enumerate(found.losses.tolist())]
+    note = Note("The value is the predicted change of the query's loss if training had left the samples out.")
+    return Report(
+        {"queries": listed, "sums" if by else "samples": rows, "drift": found.drift, "name": name},
+        [Table(found.title(), list(rows[0]), [list(row.values()) for row in rows]), note],
+    )
 
 
 def _best(found: Adjoint, k: int) -> list[dict[str, Any]]:
@@ -108,7 +105,6 @@ def _sums(found: Adjoint, by: tuple[str, ...]) -> list[dict[str, Any]]:
 @click.option("--seed", default=0, show_default=True, type=int, metavar="N", help="Draw random sets with this seed.")
 @_name
 @_checkpoint
-@json_option
 def retrain(
     run: str,
     program: str,
@@ -118,8 +114,7 @@ def retrain(
     seed: int,
     name: str | None,
     checkpoint: str | None,
-    as_json: bool,
-) -> None:
+) -> Report:
     """Train again without sets of samples, to judge the adjoint.
 
     Everything but the weight of the samples is as recorded: first weights,
@@ -144,13 +139,11 @@ def retrain(
         for row in found.table().records()
     ]
     agreement = answer.agreement(found) if len(found) >= 10 else None
-    if as_json:
-        said = None if agreement is None else vars(agreement)
-        print_json({"retrainings": rows, "complete": found.complete, "agreement": said, "name": name})
-        return
-    print_table(found.title(), list(rows[0]), [list(row.values()) for row in rows])
-    if agreement is not None:
-        print_note(str(agreement))
+    said, notes = (None, []) if agreement is None else (vars(agreement), [Note(agreement)])
+    return Report(
+        {"retrainings": rows, "complete": found.complete, "agreement": said, "name": name},
+        [Table(found.title(), list(rows[0]), [list(row.values()) for row in rows]), *notes],
+    )
 
 
 def _called(program: str) -> Mapping[str, Any]:

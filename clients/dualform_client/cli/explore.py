@@ -19,13 +19,12 @@ from dualform_client.cli.options import (
     SECONDS,
     check_output_file,
     connected,
-    json_option,
     named_function,
     reaching,
     read_token,
     replacing,
 )
-from dualform_client.cli.printing import print_json, print_line, print_note, progress_bars
+from dualform_client.cli.printing import Note, Report, emit, progress_bars
 from dualform_client.target import check_folder
 from dualform_proto.address import is_served
 
@@ -86,7 +85,6 @@ from dualform_proto.address import is_served
     help="Export this ablation; repeatable.",
 )
 @click.option("--force", is_flag=True, help="Replace the exported file if it exists.")
-@json_option
 def explore(
     targets: tuple[str, ...],
     ram: str | None,
@@ -103,9 +101,8 @@ def explore(
     without: tuple[str, ...],
     force: bool,
     browse: bool,
-    as_json: bool,
     **reach: Any,
-) -> None:
+) -> Report | None:
     """Browse predictions and the training data behind them.
 
     It serves pages until Ctrl-C. An address that other machines can reach needs
@@ -140,19 +137,16 @@ def explore(
         for name, target in zip(names_of(targets), targets, strict=True)
     }
     if export is not None:
-        _export(opened, export, items, without, force, as_json, function, words)
-        return
+        return _export(opened, export, items, without, force, function, words)
     token = None if access is None else read_token(access)
     config = ExplorerConfig(address, hosts, token, root_path, deadline)
 
     def ready(url: str) -> None:
-        if as_json:
-            print_json({"url": url})
-        else:
-            print_line(f"exploring {', '.join(opened)} at {url}")
+        emit(Report({"url": url}, [f"exploring {', '.join(opened)} at {url}"]))
         sys.stdout.flush()
 
     serve(opened, config, ready, browse, function, words, scores)
+    return None
 
 
 def _opened(target: str, ram: str | None, reach: dict[str, Any]) -> Answers:
@@ -165,10 +159,9 @@ def _export(
     items: Sequence[str],
     without: Sequence[str],
     force: bool,
-    as_json: bool,
     preview: Callable[[str | None, int], Any] | None,
     words: Any,
-) -> None:
+) -> Report:
     """`opened`: functions that open or connect to a memory, by name. `preview`: replaces the stored preview sets.
     `words`: names labels and outputs that have no recorded name.
 
@@ -197,19 +190,11 @@ def _export(
         raise BadInput(f"{out} cannot be written: {error.strerror}.", field="export") from None
     size = out.stat().st_size
     masks = ["; ".join(chip.words for chip in chips) for chips in choice.masks[1:]]
-    if as_json:
-        print_json(
-            {
-                "out": str(out),
-                "bytes": size,
-                "items": [state.item for state in choice.items],
-                "without": masks,
-                "failed": page.failed,
-            }
-        )
-        return
-    said = f"{len(choice.items)} predictions" if len(choice.items) > 1 else choice.items[0].item
+    items = [state.item for state in choice.items]
+    said = f"{len(items)} predictions" if len(items) > 1 else items[0]
     under = f", whole and without {', without '.join(masks)}" if masks else ""
-    print_line(f"{out}: {said}{under}; {size / 2**20:.1f} MiB")
-    if page.failed:
-        print_note(f"{page.failed} parts have no answer; the page says why in their place.")
+    failed = [Note(f"{page.failed} parts have no answer; the page says why in their place.")] if page.failed else []
+    return Report(
+        {"out": str(out), "bytes": size, "items": items, "without": masks, "failed": page.failed},
+        [f"{out}: {said}{under}; {size / 2**20:.1f} MiB", *failed],
+    )

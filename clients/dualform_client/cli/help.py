@@ -22,7 +22,7 @@ from click.shell_completion import CompletionItem
 
 from dualform.errors import BadInput, DualformError, NotFound
 from dualform.faults import as_dualform_error
-from dualform_client.cli.printing import print_note
+from dualform_client.cli.printing import Report, emit, json_option, print_note
 
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Replaces hyphens while lines are wrapped, because click would break an option's name at one."""
@@ -51,9 +51,15 @@ class ConnectionOption(click.Option):
 
 
 class Command(click.Command):
-    """Lists required options first, then others, then connection options, and rewords errors for the shell."""
+    """Takes --json and prints the report of its function, as JSON or as text. Lists required options first, then
+    others, then connection options, and rewords errors for the shell.
+    """
 
     context_class = Context
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.params.append(json_option)
 
     def sections(self, context: click.Context) -> list[list[tuple[str, str]]]:
         """The options and their texts, for each of HEADINGS."""
@@ -71,7 +77,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            answer = super().invoke(ctx)
+            return emit(answer) if isinstance(answer, Report) else answer
         except DualformError as error:
             reword(error, ctx)
             raise
@@ -108,7 +115,10 @@ def report_failure(error: BaseException, as_json: bool) -> int:
         _print_failure("interrupted", "Interrupted.", "", as_json)
         return INTERRUPTED
     if isinstance(error, click.ClickException):
-        _print_failure("usage", _usage_message(error), _usage_hint(error), as_json)
+        message = error.format_message()
+        if isinstance(error, click.NoSuchOption):
+            message = f"Unknown option {error.option_name!r}."
+        _print_failure("usage", message, _usage_hint(error), as_json)
         return BAD_INPUT
     ours = as_dualform_error(error)
     _print_failure(ours.code, ours.message, ours.hint, as_json, ours.request_id)
@@ -152,10 +162,6 @@ def _with_options(text: str, options: dict[str, str]) -> str:
         text = re.sub(rf"\b{name}=", option, text)
     text = re.sub(r"\bsql\((\".*?\")\)", r"dualform sql TARGET \1", text)
     return text.replace("group_sum", "dualform group-sum")
-
-
-def _usage_message(error: click.ClickException) -> str:
-    return f"Unknown option {error.option_name!r}." if isinstance(error, click.NoSuchOption) else error.format_message()
 
 
 def _usage_hint(error: click.ClickException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -10,28 +11,19 @@ from typing import Any
 
 import click
 
-from dualform.answers import LayerInfo, MemoryInfo, Reconstruction
+from dualform.answers import LayerInfo, Reconstruction
 from dualform.answers.table import counted
 from dualform.errors import BadInput, Damaged, DualformError
 from dualform.methods import Answers
 from dualform_client.cli.help import FAILED, command, complete_folder
-from dualform_client.cli.options import COUNT, FOLDER, asks_target, check_run, json_option, named_function
-from dualform_client.cli.printing import (
-    Importance,
-    print_json,
-    print_line,
-    print_note,
-    print_table,
-    progress_bar,
-    titled,
-)
+from dualform_client.cli.options import COUNT, FOLDER, asks_target, check_run, named_function
+from dualform_client.cli.printing import Importance, Note, Report, Table, progress_bar, titled
 
 
 @command()
 @asks_target
 @click.option("--verbose", is_flag=True, help="Show also errors, rounding, snapshot and backend.")
-@json_option
-def info(memory: Answers, verbose: bool, as_json: bool) -> None:
+def info(memory: Answers, verbose: bool) -> Report:
     """Show layers, slots, datasets, query sets and statuses.
 
     \b
@@ -39,38 +31,42 @@ def info(memory: Answers, verbose: bool, as_json: bool) -> None:
       dualform info runs/demo
     """
     contents = memory.info()
-    if as_json:
-        layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in contents.layers]
-        print_json({**asdict(contents), "layers": layers})
-        return
+    layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in contents.layers]
     steps = f"{counted(contents.steps, 'step')} of {contents.optimizer}"
     slots = [counted(count, f"{space} slot") for space, count in contents.slots.items()]
-    print_line(titled(steps, *slots, "not finished" if contents.recording else "finished"))
     inner = (f"snapshot {contents.snapshot:,}", contents.answered_by) if verbose else ()
-    for line in (*inner, contents.cut_off, contents.sampling):
-        if line:
-            print_line(line)
-    _print_layers(contents, verbose)
-    if contents.datasets:
-        print_table("Datasets", ["dataset", "slots"], contents.datasets.items())
-    for space, columns in contents.columns.items():
-        print_table(f"Columns of {space} slots", ["column", "type"], columns.items())
-    if contents.query_sets:
-        every = tuple(layer.name for layer in contents.layers)
-        rows = [
-            [own.name, own.rows, "all" if own.layers == every else ", ".join(own.layers), own.previews or "-"]
-            for own in contents.query_sets
-        ]
-        print_table("Query sets", ["query set", "rows", "layers", "previews"], rows)
-    if contents.previews:
-        previews = [[dataset or "-", kind] for dataset, kind in contents.previews.items()]
-        print_table("Previews", ["dataset", "previews"], previews)
-    if contents.skipped:
-        print_table("Not recorded", ["layer", "reason"], contents.skipped.items())
+    lines = (*inner, contents.cut_off, contents.sampling)
+    every = tuple(layer.name for layer in contents.layers)
+    query_sets = [
+        [own.name, own.rows, "all" if own.layers == every else ", ".join(own.layers), own.previews or "-"]
+        for own in contents.query_sets
+    ]
+    columns = (
+        Table(f"Columns of {space} slots", ["column", "type"], own.items()) for space, own in contents.columns.items()
+    )
+    return Report(
+        {**asdict(contents), "layers": layers},
+        [
+            titled(steps, *slots, "not finished" if contents.recording else "finished"),
+            *filter(None, lines),
+            _layers(contents.layers, verbose),
+            *_filled("Datasets", ["dataset", "slots"], contents.datasets.items()),
+            *columns,
+            *_filled("Query sets", ["query set", "rows", "layers", "previews"], query_sets),
+            *_filled(
+                "Previews", ["dataset", "previews"], [[name or "-", own] for name, own in contents.previews.items()]
+            ),
+            *_filled("Not recorded", ["layer", "reason"], contents.skipped.items()),
+        ],
+    )
 
 
-def _print_layers(contents: MemoryInfo, verbose: bool) -> None:
-    layers = contents.layers
+def _filled(title: str, columns: Sequence[str], rows: Collection[Sequence[Any]]) -> list[Table]:
+    """The table, if it has rows."""
+    return [Table(title, columns, rows)] if rows else []
+
+
+def _layers(layers: Sequence[LayerInfo], verbose: bool) -> Table:
     columns = {
         "layer": [_name_and_views(layer) for layer in layers],
         "d_in": [layer.d_in for layer in layers],
@@ -92,7 +88,7 @@ def _print_layers(contents: MemoryInfo, verbose: bool) -> None:
         last=("reason", "slots", "d_in", "d_out", "values", "space", "distinct keys"),
         first=("bias",),
     )
-    print_table("Layers", [*columns], zip(*columns.values(), strict=True), importance)
+    return Table("Layers", [*columns], zip(*columns.values(), strict=True), importance)
 
 
 def _name_and_views(layer: LayerInfo) -> str:
@@ -109,8 +105,7 @@ def _yes(value: bool) -> str:
 
 @command()
 @asks_target
-@json_option
-def verify(memory: Answers, as_json: bool) -> None:
+def verify(memory: Answers) -> Report:
     """Measure the reconstruction error of every layer.
 
     It is the distance between the weights rebuilt from the memory and the
@@ -121,19 +116,15 @@ def verify(memory: Answers, as_json: bool) -> None:
       dualform verify runs/demo
     """
     found = memory.verify()
-    if as_json:
-        print_json({layer: _reconstruction(one) for layer, one in found.items()})
-        return
     columns = ["layer", "reconstruction error", "status", *["reason"] * any(one.reason for one in found.values())]
     rows = [
         [layer, one.reconstruction_error, str(one.status), one.reason][: len(columns)] for layer, one in found.items()
     ]
     title = "Reconstruction errors · ||W_T - rebuilt|| / ||W_T - W_0||, bias included"
-    print_table(title, columns, rows, Importance(columns[:3], last=columns[3:]))
-    for layer, one in found.items():
-        if one.rounding_share:
-            moved = "of the distance is in biases whose gradient was rounding alone. No slot contributed to it"
-            print_note(f"{layer}: {one.rounding_share:.1%} {moved}.")
+    moved = "of the distance is in biases whose gradient was rounding alone. No slot contributed to it"
+    notes = (Note(f"{layer}: {one.rounding_share:.1%} {moved}.") for layer, one in found.items() if one.rounding_share)
+    record = {layer: _reconstruction(one) for layer, one in found.items()}
+    return Report(record, [Table(title, columns, rows, Importance(columns[:3], last=columns[3:])), *notes])
 
 
 def _reconstruction(one: Reconstruction) -> dict[str, Any]:
@@ -152,8 +143,7 @@ def _reconstruction(one: Reconstruction) -> dict[str, Any]:
 @click.argument("run", shell_complete=complete_folder)
 @click.option("--repair", is_flag=True, help="Write the undamaged part to the folder of --out.")
 @click.option("--out", metavar="COPY", help="Create this folder, with --repair.")
-@json_option
-def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
+def check(run: str, repair: bool, out: str | None) -> Report:
     """Check every checksum and row count of a memory.
 
     The exit code is 1 if anything is wrong and was not repaired. Derived files
@@ -177,19 +167,15 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
     cut_off = how_it_ended(run)
     repaired, steps = _repaired(run, out) if problems and out is not None else (None, 0)
     problems += _of_derived_files(run)
-    if as_json:
-        said = {"problems": problems, "cut_off": cut_off}
-        print_json(said if repaired is None else {**said, "repaired": out, "dropped": repaired, "steps": steps})
-    else:
-        for sentence in [cut_off, *problems] if cut_off else problems:
-            print_line(sentence)
-        print_line(counted(len(problems), "problem") if problems else "no problems")
-        for sentence in repaired or ():
-            print_line(sentence)
-        if out is not None:
-            kept = f"{out} has the undamaged part, up to step {steps - 1:,}, and passed every check"
-            print_line(kept if problems else "nothing to repair: no copy was made")
-    return FAILED if problems and repaired is None else 0
+    lines = [*([cut_off] if cut_off else ()), *problems]
+    lines += [counted(len(problems), "problem") if problems else "no problems", *(repaired or ())]
+    if out is not None:
+        kept = f"{out} has the undamaged part, up to step {steps - 1:,}, and passed every check"
+        lines.append(kept if problems else "nothing to repair: no copy was made")
+    record: dict[str, Any] = {"problems": problems, "cut_off": cut_off}
+    if repaired is not None:
+        record |= {"repaired": out, "dropped": repaired, "steps": steps}
+    return Report(record, lines, FAILED if problems and repaired is None else 0)
 
 
 def _of_derived_files(run: str) -> list[str]:
@@ -215,8 +201,7 @@ def _repaired(run: str, out: str) -> tuple[list[str], int]:
 @command()
 @asks_target
 @click.argument("statement")
-@json_option
-def sql(memory: Answers, statement: str, as_json: bool) -> None:
+def sql(memory: Answers, statement: str) -> Report:
     """Run one read-only SELECT over slots, steps and logs.
 
     \b
@@ -224,11 +209,9 @@ def sql(memory: Answers, statement: str, as_json: bool) -> None:
       dualform sql runs/demo "SELECT dataset, count(*) FROM slots GROUP BY ALL"
     """
     columns = memory.sql(statement)
-    if as_json:
-        print_json({"columns": columns.keys(), "rows": columns.records()})
-        return
-    rows = [list(record.values()) for record in columns.records()]
-    print_table(counted(columns.rows, "row"), columns.keys(), rows)
+    records = columns.records()
+    table = Table(counted(columns.rows, "row"), columns.keys(), [list(record.values()) for record in records])
+    return Report({"columns": columns.keys(), "rows": records}, [table])
 
 
 @command()
@@ -256,7 +239,6 @@ def sql(memory: Answers, statement: str, as_json: bool) -> None:
 )
 @click.option("--folder", type=FOLDER, show_default="a temporary one", help="Record them here; they are removed.")
 @click.option("--budget", metavar="BYTES", help="Show what a budget such as '20 GB' keeps.")
-@json_option
 def estimate(
     training: str,
     steps: int,
@@ -265,8 +247,7 @@ def estimate(
     tried: int,
     folder: Path | None,
     budget: str | None,
-    as_json: bool,
-) -> None:
+) -> Report:
     """Predict what recording a training takes.
 
     It runs the first steps and reports bytes on disk, bytes a second, and
@@ -294,7 +275,4 @@ def estimate(
             hint="Set DUALFORM_TRACEBACK=1 to see where.",
             field="training",
         ) from error
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_line(str(found))
+    return Report(found.to_json(), [str(found)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import Any
@@ -19,7 +19,7 @@ from dualform.questions import Queries, QuerySetExamples
 from dualform.questions.gradients import EVERY_LAYER, GRADIENT
 from dualform.questions.scores import CONTRIBUTION
 from dualform_client.cli.options import abs_option, allow_inexact_option, at_step_option, one_score, score_option
-from dualform_client.cli.printing import Importance, print_json, print_note, print_table, titled
+from dualform_client.cli.printing import Note, Report, titled
 
 _OF_SEVERAL = ",*?["
 """A --layer without these characters names one layer."""
@@ -29,24 +29,8 @@ _SCORES = {"dot": "attention scores", "abs": "absolute attention scores"}
 """Names for titles; other scores have their own name."""
 
 
-@dataclass(frozen=True)
-class LayerAnswer:
-    """The answer of a command for one layer."""
-
-    record: Mapping[str, Any]
-    """For --json."""
-    title: str
-    columns: Sequence[str]
-    rows: Iterable[Sequence[Any]]
-    """The rows of the table; may be a generator."""
-    importance: Importance
-    """Which columns a narrow terminal shows."""
-    notes: Sequence[str] = ()
-    """Sentences for stderr. Layers may share some; each is printed once."""
-
-
-def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
-    """Calls a command, which answers for one layer, for each layer that --layer names, and prints the answers.
+def asks_layers(command: Callable[..., Report]) -> Callable[..., Report]:
+    """Calls a command, which answers for one layer, for each layer that --layer names.
 
     Gradients are summed over the layers instead: with --score gradient the command is called once, with a list of
     names, or "*" for all. JSON is the record of the one answer, or {"layers": [{"layer": NAME, …}, …]} if --layer may
@@ -54,22 +38,21 @@ def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
     """
 
     @wraps(command)
-    def asked(memory: Answers | tuple[Answers, ...], layer: str | None, as_json: bool, **rest: Any) -> None:
+    def asked(memory: Answers | tuple[Answers, ...], layer: str | None, **rest: Any) -> Report:
         of = memory[0] if isinstance(memory, tuple) else memory
         if layer is None:
             layer = EVERY_LAYER if rest.get("score") == GRADIENT else of.info().require_output_layer()
         if rest.get("score") == GRADIENT:
             summed = layer if layer == EVERY_LAYER else named_layers(of, layer) or [layer]
-            answer = command(memory, summed, **rest)
-            print_json(answer.record) if as_json else _show(iter([answer]))
-            return
+            return command(memory, summed, **rest)
         names = named_layers(of, layer)
-        if not as_json:
-            _show(command(memory, name, **rest) for name in names or [layer])
-        elif names is None:
-            print_json(command(memory, layer, **rest).record)
-        else:
-            print_json({"layers": [{"layer": name, **command(memory, name, **rest).record} for name in names]})
+        if names is None:
+            return command(memory, layer, **rest)
+        reports = ((name, command(memory, name, **rest)) for name in names)
+        return Report(
+            lambda: {"layers": [{"layer": name, **report.for_json()} for name, report in reports]},
+            (part for _, report in reports for part in report.shown),
+        )
 
     return asked
 
@@ -94,17 +77,6 @@ def named_layers(memory: Answers, said: str) -> Sequence[str] | None:
             raise NotFound(f"No layer matches {part!r}.", hint=f"Layers: {', '.join(names)}.", field="layer")
         found |= dict.fromkeys(fitting)
     return list(found)
-
-
-def _show(answers: Iterator[LayerAnswer]) -> None:
-    """Prints a table for each answer as it comes, and each note once."""
-    told = set[str]()
-    for answer in answers:
-        print_table(answer.title, answer.columns, answer.rows, answer.importance)
-        for note in answer.notes:
-            if note not in told:
-                print_note(note)
-                told.add(note)
 
 
 @dataclass(frozen=True)
@@ -176,8 +148,8 @@ class Score:
         """The slot space of the queries, for an answer about slots of `space`: gradients belong to examples."""
         return _OF_EXAMPLES if self.name == GRADIENT else space
 
-    def notes(self, layer: str | Sequence[str], status: Status | None) -> list[str]:
-        return [] if status is None or status.exact else [f"{layer}: {describe_status(status)}"]
+    def notes(self, layer: str | Sequence[str], status: Status | None) -> list[Note]:
+        return [] if status is None or status.exact else [Note(f"{layer}: {describe_status(status)}")]
 
 
 def _as_target(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -198,7 +170,7 @@ _target_option = click.option(
 )
 
 
-def takes_score(command: Callable[..., LayerAnswer]) -> Callable[..., LayerAnswer]:
+def takes_score(command: Callable[..., Report]) -> Callable[..., Report]:
     """Adds the options of a score to a command, which gets them as `score`."""
 
     @wraps(command)
@@ -210,7 +182,7 @@ def takes_score(command: Callable[..., LayerAnswer]) -> Callable[..., LayerAnswe
         at_step: int | None,
         allow_inexact: bool,
         **rest: Any,
-    ) -> LayerAnswer:
+    ) -> Report:
         given = {"--score contribution": score == CONTRIBUTION, "--at-step": at_step is not None}
         for option, said in {**given, "--allow-inexact": allow_inexact}.items():
             if said and target is None:
@@ -244,9 +216,9 @@ def share(scan: Scan) -> dict[str, float]:
     return {"share": scan.share} if scan.sample else {}
 
 
-def sample_notes(scan: Scan) -> list[str]:
+def sample_notes(scan: Scan) -> list[Note]:
     """A note about the share of the slots that a budget kept."""
-    return [f"Computed from {scan.sample}."] if scan.sample else []
+    return [Note(f"Computed from {scan.sample}.")] if scan.sample else []
 
 
 def groups_record(answer: GroupSums | Contributions) -> list[dict[str, Any]]:

@@ -153,18 +153,13 @@ def prepare(given: Sequence[str]) -> None:
     if given[:1] and given[0] in ASKING:
         sys.meta_path.insert(0, WithoutPandas())
         if given[0] == "serve":
-            _bound_arenas()
+            from dualform.store.files.startup import bound_arenas
+
+            bound_arenas()  # before the first thread starts, because a thread keeps its memory pool
             sys.setswitchinterval(_SWITCH_SECONDS)
         _read_ahead(given)
         if given[0] != "serve":
             gc.set_threshold(_OBJECTS)
-
-
-def _bound_arenas() -> None:
-    """Must run before the first thread starts, because a thread keeps its memory pool."""
-    from dualform.store.files.startup import bound_arenas
-
-    bound_arenas()
 
 
 def _read_ahead(given: Sequence[str]) -> None:

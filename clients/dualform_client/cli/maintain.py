@@ -10,8 +10,8 @@ from click.shell_completion import get_completion_class
 
 from dualform.answers.table import counted
 from dualform_client.cli.help import FAILED, command, complete_folder, complete_query_set
-from dualform_client.cli.options import check_run, json_option
-from dualform_client.cli.printing import print_json, print_line, print_note, progress_bar
+from dualform_client.cli.options import check_run
+from dualform_client.cli.printing import Note, Report, print_note, progress_bar
 
 if TYPE_CHECKING:
     from dualform.deletion.delete import Deletion
@@ -29,8 +29,7 @@ _VARIABLE = "_DUALFORM_COMPLETE"
 @command()
 @click.argument("run", shell_complete=complete_folder)
 @click.argument("copy")
-@json_option
-def copy(run: str, copy: str, as_json: bool) -> int:
+def copy(run: str, copy: str) -> Report:
     """Copy a memory to a new folder, and check the copy.
 
     A training may go on recording into RUN: COPY has what was on disk at one
@@ -46,13 +45,8 @@ def copy(run: str, copy: str, as_json: bool) -> int:
 
     with progress_bar("copying") as progress:
         made = copy_memory(run, copy, progress)
-    if as_json:
-        print_json({"copy": copy, "steps": made.steps, "cut_off": made.cut_off})
-    else:
-        print_line(f"{copy} has {counted(made.steps, 'step')} and passed every check")
-        if made.cut_off:
-            print_line(made.cut_off)
-    return 0
+    lines = [f"{copy} has {counted(made.steps, 'step')} and passed every check", made.cut_off]
+    return Report({"copy": copy, "steps": made.steps, "cut_off": made.cut_off}, filter(None, lines))
 
 
 @command()
@@ -68,8 +62,7 @@ def copy(run: str, copy: str, as_json: bool) -> int:
 )
 @click.option("--cut-off", is_flag=True, help="Delete although the recording never finished.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-def delete(run: str, where: str, query_sets: tuple[str, ...], cut_off: bool, yes: bool, as_json: bool) -> int:
+def delete(run: str, where: str, query_sets: tuple[str, ...], cut_off: bool, yes: bool) -> Report | int:
     """Remove samples from a memory for good.
 
     It is not unlearning: no model changes. The memory is rewritten without the
@@ -93,13 +86,8 @@ def delete(run: str, where: str, query_sets: tuple[str, ...], cut_off: bool, yes
             print_note("Nothing was deleted.")
             return FAILED
     done = carry_out(run, where, query_sets=query_sets, cut_off=cut_off)
-    if as_json:
-        print_json({**asdict(done), "note": NOT_PROMISED})
-    else:
-        print_line(f"deleted: {_counted(done)}")
-        if yes and done.unsure:
-            print_note(_stay(done.unsure))
-    return 0
+    stay = [Note(_stay(done.unsure))] if yes and done.unsure else []
+    return Report({**asdict(done), "note": NOT_PROMISED}, [f"deleted: {_counted(done)}", *stay])
 
 
 def _counted(found: Deletion) -> str:
@@ -109,43 +97,45 @@ def _counted(found: Deletion) -> str:
 
 def _said(found: Deletion) -> list[str]:
     """Sentences that say what a deletion does, before it is confirmed."""
-    said = [f"This deletes {_counted(found)}, with their keys, values and columns."]
-    if found.summed:
-        said.append(
+    lost = ", ".join(f"{count:,} of {_dataset(name)}" for name, count in found.shown.items())
+    sentences: tuple[tuple[object, str], ...] = (
+        (True, f"This deletes {_counted(found)}, with their keys, values and columns."),
+        (
+            found.summed,
             f"What they added to {', '.join(found.summed)} is kept as one sum, as of the end. Weights as of an earlier "
-            f"step are known only up to step {found.first_step}."
-        )
-    if found.scores_only:
-        said.append(
+            f"step are known only up to step {found.first_step}.",
+        ),
+        (
+            found.scores_only,
             f"{', '.join(found.scores_only)} can no longer be rebuilt from step {found.first_step} on: only scores and "
-            "the final weights remain."
-        )
-    if found.query_sets:
-        said.append(f"These query sets are removed: {', '.join(found.query_sets)}.")
-    if found.unsure:
-        said.append(_stay(found.unsure))
-    if found.shown:
-        lost = ", ".join(f"{count:,} of {_dataset(name)}" for name, count in found.shown.items())
-        said.append(f"Previews are removed: {lost}.")
-    if found.preview_sets:
-        said.append(
+            "the final weights remain.",
+        ),
+        (found.query_sets, f"These query sets are removed: {', '.join(found.query_sets)}."),
+        (found.unsure, _stay(found.unsure)),
+        (found.shown, f"Previews are removed: {lost}."),
+        (
+            found.preview_sets,
             f"Preview sets that are removed: those of {', '.join(map(_dataset, found.preview_sets))}. None of "
-            "their samples is left, or some of the deleted ones have no number."
-        )
-    if found.others:
-        said.append(
+            "their samples is left, or some of the deleted ones have no number.",
+        ),
+        (
+            found.others,
             f"{_listed(found.others)} are kept up to step {found.first_step} and as of the end, "
             f"{counted(found.span, 'step')} later; their values in between are removed. The fewer steps these are, the "
-            "more the difference reveals of their batches."
-        )
-    if found.removed:
-        said.append(f"These files are not part of the memory and are removed, too: {', '.join(found.removed)}.")
-    said.append(NOT_PROMISED)
-    if found.few:
-        said.append("They are so few that the sum spans their keys.")
-    if found.alone:
-        said.append(f"{counted(found.alone, 'step')} had no other samples: what is kept of such a step reveals them.")
-    return said
+            "more the difference reveals of their batches.",
+        ),
+        (
+            found.removed,
+            f"These files are not part of the memory and are removed, too: {', '.join(found.removed)}.",
+        ),
+        (True, NOT_PROMISED),
+        (found.few, "They are so few that the sum spans their keys."),
+        (
+            found.alone,
+            f"{counted(found.alone, 'step')} had no other samples: what is kept of such a step reveals them.",
+        ),
+    )
+    return [sentence for holds, sentence in sentences if holds]
 
 
 def _stay(query_sets: tuple[str, ...]) -> str:
@@ -166,8 +156,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 @command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-@json_option
-def completion(shell: str, as_json: bool) -> None:
+def completion(shell: str) -> Report:
     """Print a shell completion script.
 
     It completes commands and options and, once TARGET is on the line, layers,
@@ -184,7 +173,4 @@ def completion(shell: str, as_json: bool) -> None:
     # Its `source` would ask this machine's bash for its version, which need not be the reader's shell.
     completer = found(click.get_current_context().find_root().command, {}, "dualform", _VARIABLE)
     script = completer.source_template % completer.source_vars()
-    if as_json:
-        print_json({"shell": shell, "script": script})
-    else:
-        print_line(script.strip())
+    return Report({"shell": shell, "script": script}, [script.strip()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -25,6 +25,7 @@ from dualform.methods import Answers
 from dualform.questions import Filter, Queries, Vectors, as_queries
 from dualform.questions.filters import ids_condition
 from dualform_client.cli.help import ConnectionOption, complete_by, complete_folder, complete_layer, complete_query
+from dualform_client.cli.printing import Report, emit
 from dualform_client.target import check_folder, connect
 from dualform_proto.address import is_served
 
@@ -85,7 +86,6 @@ def read_array(file: Path, field: str) -> NDArray[Any]:
     return array
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 layer_option = click.option(
     "--layer",
     metavar="NAME[,NAME]",
@@ -357,44 +357,14 @@ def connected(target: str, ram: Bound | None = None, **reach: Any) -> Answers:
 
 def read_token(file: Path) -> str:
     """The first line of a file. Raises BadInput if it cannot be read or is blank."""
-    try:
-        lines = file.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it holds characters other than ASCII"
-        raise BadInput(f"The token file {file} cannot be read: {reason}.", field="token_file") from None
-    if not lines or not lines[0].strip():
+    from dualform_service.auth import token_lines
+
+    lines, _ = token_lines(file)
+    if not lines or not lines[0]:
         raise BadInput(
             f"The token file {file} is blank.", hint="Write the token in its first line.", field="token_file"
         )
-    return lines[0].strip()
-
-
-def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the argument TARGET and its options to a command, which is called with the open memory."""
-
-    @wraps(command)
-    def opened(place: str, ram: str | None, **rest: Any) -> Any:
-        reach = {name: rest.pop(name) for name in REACH}
-        with connected(place, ram, **reach) as answers:
-            return command(answers, **rest)
-
-    return reaching(opened, "place")
-
-
-def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `asks_target`, for two TARGETs A and B; the command is called with both memories in a tuple."""
-
-    @wraps(command)
-    def opened(a: str, b: str, ram: str | None, **rest: Any) -> Any:
-        reach = {name: rest.pop(name) for name in REACH}
-        served = [not Path(target).exists() and is_served(target) for target in (a, b)]
-        # It is for the folder, if only one is; two folders share it.
-        bound = ram if ram is None or any(served) else _shared_bound(ram)
-        own = [None if one and not all(served) else bound for one in served]
-        with connected(a, own[0], **reach) as first, connected(b, own[1], **reach) as second:
-            return command((first, second), **rest)
-
-    return reaching(opened, "a", "b")
+    return lines[0]
 
 
 def _shared_bound(ram: str) -> Bound:
@@ -403,13 +373,37 @@ def _shared_bound(ram: str) -> Bound:
     return RamBudget.shared(bytes_of(ram, "ram"))
 
 
-def reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
-    """Adds these arguments and the connection options to a command."""
-    names = {"place": "TARGET"}
-    arguments = [
-        click.argument(name, metavar=names.get(name, name.upper()), shell_complete=complete_folder) for name in targets
-    ]
-    given: tuple[Decorator, ...] = (*arguments, *connection_options)
-    for decorator in reversed(given):
+def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the connection options to a command."""
+    for decorator in reversed(connection_options):
         command = decorator(command)
     return command
+
+
+def asks_targets(*names: str) -> Decorator:
+    """Adds TARGET arguments of these names and their options to a command, which is called with the open memory, or
+    with several in a tuple. Its report is printed before they are closed.
+    """
+
+    def decorate(command: Callable[..., Report | None]) -> Callable[..., Any]:
+        @wraps(command)
+        def opened(ram: str | None, **rest: Any) -> int:
+            targets, reach = [rest.pop(name) for name in names], {name: rest.pop(name) for name in REACH}
+            folders = [target for target in targets if Path(target).exists() or not is_served(target)]
+            # It is for the folders, if there are any; several share it.
+            bound = ram if ram is None or len(folders) < 2 else _shared_bound(ram)
+            bounds = [bound if target in folders or not folders else None for target in targets]
+            with ExitStack() as open_:
+                memories = [open_.enter_context(connected(*own, **reach)) for own in zip(targets, bounds, strict=True)]
+                return emit(command(tuple(memories) if len(names) > 1 else memories[0], **rest))
+
+        asking = reaching(opened)
+        for name in reversed(names):
+            metavar = "TARGET" if len(names) == 1 else name.upper()
+            asking = click.argument(name, metavar=metavar, shell_complete=complete_folder)(asking)
+        return asking
+
+    return decorate
+
+
+asks_target, asks_two_targets = asks_targets("place"), asks_targets("a", "b")

@@ -21,7 +21,6 @@ from dualform.questions import Filter, FilterOrFilters, Queries
 from dualform.questions.arguments import KERNELS
 from dualform_client.cli.help import command
 from dualform_client.cli.layer_answers import (
-    LayerAnswer,
     asked_queries,
     asks_layers,
     describe_status,
@@ -40,13 +39,12 @@ from dualform_client.cli.options import (
     by_option,
     check_output_file,
     force_option,
-    json_option,
     layer_option,
     query_option,
     replacing,
     takes_filter,
 )
-from dualform_client.cli.printing import Importance, print_json, print_note, print_table
+from dualform_client.cli.printing import Importance, Note, Report, Table, print_note, wants_json
 
 SHOWN_OUTPUTS = 16
 """Outputs of a layer that a table shows; --json prints all."""
@@ -76,7 +74,6 @@ _NOTHING = "moves nothing"
 )
 @click.option("--temperature", type=float, metavar="T", show_default="1", help="Divide scores by T before the softmax.")
 @click.option("--no-initial", is_flag=True, help="Leave out the initial weights and the bias.")
-@json_option
 def output(
     memory: Answers,
     layer: str,
@@ -88,7 +85,7 @@ def output(
     kernel: str,
     temperature: float | None,
     no_initial: bool,
-) -> LayerAnswer:
+) -> Report:
     """Compute a layer's output, also from part of the training.
 
     --where removes terms from this training's sum. It does not predict what a
@@ -104,9 +101,9 @@ def output(
     outputs = memory.output(layer, queries, where, at_step, allow_inexact, kernel, temperature, not no_initial)
     # It reads the slots once more, and a table without a placebo does not show it. What is left of a softmax grows: how
     # far the removed terms cancel says nothing of it.
-    shown = kernel == "linear" and (placebo is not None or click.get_current_context().params["as_json"])
+    shown = kernel == "linear" and (placebo is not None or wants_json())
     removed = cancellation(memory, where, at_step, layer, allow_inexact) if shown else None
-    notes = []
+    notes = list[str]()
     if not outputs.status.exact or outputs.unrecorded_change > 0:
         notes.append(f"{layer}: {describe_status(outputs.status, outputs.unrecorded_change)}")
     if where is not None:
@@ -127,22 +124,18 @@ def output(
         **({} if outputs.effective_slots is None else {"effective slots": outputs.effective_slots.tolist()}),
         **{str(place): outputs.values[:, place].tolist() for place in _shown(outputs.shape[1])},
     }
-    return LayerAnswer(
-        {
-            **_outputs(outputs),
-            **names_record(asked),
-            **({} if removed is None else figures(removed)),
-            **({} if tested is None else {"placebo": {**tested.summary(), "queries": tested.table().records()}}),
-        },
-        layer_title(layer, f"outputs of the {outputs.kernel} kernel{at}", without, _first(outputs.shape[1])),
-        list(columns),
-        zip(*columns.values(), strict=True),
-        Importance(
-            ("query", "largest", "runner-up"),
-            last=("margin", "unusual", "prediction", "random sets", "effective slots"),
-        ),
-        notes,
+    importance = Importance(
+        ("query", "largest", "runner-up"), last=("margin", "unusual", "prediction", "random sets", "effective slots")
     )
+    title = layer_title(layer, f"outputs of the {outputs.kernel} kernel{at}", without, _first(outputs.shape[1]))
+    record = {
+        **_outputs(outputs),
+        **names_record(asked),
+        **({} if removed is None else figures(removed)),
+        **({} if tested is None else {"placebo": {**tested.summary(), "queries": tested.table().records()}}),
+    }
+    table = Table(title, list(columns), zip(*columns.values(), strict=True), importance)
+    return Report(record, [table, *map(Note, notes)])
 
 
 def _check_placebo(where: str | Filter | None, kernel: str, no_initial: bool) -> None:
@@ -220,7 +213,6 @@ def _outputs(outputs: Outputs) -> dict[str, Any]:
 @takes_filter()
 @at_step_option
 @allow_inexact_option
-@json_option
 def contributions(
     memory: Answers,
     layer: str,
@@ -229,7 +221,7 @@ def contributions(
     where: str | Filter | None,
     at_step: int | None,
     allow_inexact: bool,
-) -> LayerAnswer:
+) -> Report:
     """Show what each group of slots added to an output.
 
     The rows add up to the output of the rebuilt layer: groups, initial weights,
@@ -241,20 +233,27 @@ def contributions(
       dualform contributions runs/demo --query test-digits/17 --by label
     """
     answer = memory.contributions(layer, queries, by, where, at_step, allow_inexact)
-    notes = [*sample_notes(answer.scan), *([] if where is None else [WHAT_AN_ABLATION_MEANS])]
+    notes = [*sample_notes(answer.scan), *([] if where is None else [Note(WHAT_AN_ABLATION_MEANS)])]
     if not answer.status.exact:
-        notes.append(f"{layer}: {describe_status(answer.status)}")
+        notes.append(Note(f"{layer}: {describe_status(answer.status)}"))
     width = answer.sums.shape[2]
     asked = asked_queries(memory, queries, len(answer), answer.space)
-    rows = ([asked[query], *row, *numbers[: len(_shown(width))].tolist()] for query, *row, numbers in _rows(answer))
-    return LayerAnswer(
-        {**_record(answer), **names_record(asked)},
+    table = Table(
         layer_title(layer, f"contributions to outputs by {', '.join(by)}", _first(width)),
         ["query", "what", "count", *map(str, _shown(width))],
-        rows,
+        ([asked[query], *row, *numbers[: len(_shown(width))].tolist()] for query, *row, numbers in _rows(answer)),
         Importance(("query", "what", "0"), first=("count",)),
-        notes,
     )
+    parts = ("initial", "bias", "unrecorded_change", "residual", "unexplained")
+    record = {
+        "groups": groups_record(answer),
+        "sums": answer.sums,
+        **{name: getattr(answer, name) for name in parts},
+        "space": answer.space,
+        "status": asdict(answer.status),
+        **share(answer.scan),
+    }
+    return Report({**record, **names_record(asked)}, [table, *notes])
 
 
 def _rows(answer: Contributions) -> Iterator[tuple[Any, ...]]:
@@ -271,18 +270,6 @@ def _rows(answer: Contributions) -> Iterator[tuple[Any, ...]]:
             yield query, "unexplained", None, answer.unexplained[query]
 
 
-def _record(answer: Contributions) -> dict[str, Any]:
-    parts = ("initial", "bias", "unrecorded_change", "residual", "unexplained")
-    return {
-        "groups": groups_record(answer),
-        "sums": answer.sums,
-        **{name: getattr(answer, name) for name in parts},
-        "space": answer.space,
-        "status": asdict(answer.status),
-        **share(answer.scan),
-    }
-
-
 @command()
 @asks_target
 @click.option("--out", required=True, type=FILE, metavar="FILE", help="Write this .safetensors file.")
@@ -297,7 +284,6 @@ def _record(answer: Contributions) -> dict[str, Any]:
 @at_step_option
 @allow_inexact_option
 @force_option
-@json_option
 def weights(
     memory: Answers,
     where: str | Filter | None,
@@ -306,8 +292,7 @@ def weights(
     allow_inexact: bool,
     out: Path,
     force: bool,
-    as_json: bool,
-) -> None:
+) -> Report:
     """Write the network's weights, also from part of the training.
 
     The file is for load_state_dict and has the model's own parameter names.
@@ -325,33 +310,34 @@ def weights(
         warnings.filterwarnings("ignore", "not recorded")  # printed below, also for an answer of a server
         state = memory.weights(masks, at_step, allow_inexact)
     _save(state, out)
-    if as_json:
+    shapes = {name: list(array.shape) for name, array in state.arrays.items()}
+
+    def record() -> dict[str, Any]:
         removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
-        masked = {} if masks is None else {**figures(removed), "note": WHAT_AN_ABLATION_MEANS}
-        print_json({"out": str(out), **_written(state), **masked})
-        return
-    print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])
-    for layer, status in state.statuses.items():
-        if not status.exact or state.unrecorded_change[layer] > 0:
-            print_note(f"{layer}: {describe_status(status, state.unrecorded_change[layer])}")
+        return {
+            "out": str(out),
+            "parameters": shapes,
+            "status": {layer: asdict(status) for layer, status in state.statuses.items()},
+            "unrecorded_change": state.unrecorded_change,
+            "kept": state.kept,
+            "not_recorded": list(state.not_recorded),
+            "others": list(state.others),
+            "ended": state.ended,
+            **({} if masks is None else {**figures(removed), "note": WHAT_AN_ABLATION_MEANS}),
+        }
+
+    notes = [
+        f"{layer}: {describe_status(status, state.unrecorded_change[layer])}"
+        for layer, status in state.statuses.items()
+        if not status.exact or state.unrecorded_change[layer] > 0
+    ]
     if state.remark and not (state.ended and masks is None and at_step is None):
-        print_note(f"{state.remark[0].upper()}{state.remark[1:]}.")
+        notes.append(f"{state.remark[0].upper()}{state.remark[1:]}.")
     if state.others and masks is not None:
-        print_note(f"No slot explains these, so that --where leaves them as they are: {', '.join(state.others)}.")
+        notes.append(f"No slot explains these, so that --where leaves them as they are: {', '.join(state.others)}.")
     if masks is not None:
-        print_note(WHAT_AN_ABLATION_MEANS)
-
-
-def _written(state: Weights) -> dict[str, Any]:
-    return {
-        "parameters": {name: list(array.shape) for name, array in state.arrays.items()},
-        "status": {layer: asdict(status) for layer, status in state.statuses.items()},
-        "unrecorded_change": state.unrecorded_change,
-        "kept": state.kept,
-        "not_recorded": list(state.not_recorded),
-        "others": list(state.others),
-        "ended": state.ended,
-    }
+        notes.append(WHAT_AN_ABLATION_MEANS)
+    return Report(record, [Table(f"{out}", ["parameter", "shape"], shapes.items()), *map(Note, notes)])
 
 
 def _save(state: Weights, out: Path) -> None:

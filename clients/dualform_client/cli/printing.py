@@ -1,4 +1,7 @@
-"""Printing: answers go to stdout, as one JSON object or as tables; notes and progress go to stderr."""
+"""Printing: answers go to stdout, as one JSON object or as tables; notes and progress go to stderr.
+
+A command returns a `Report`, and `emit` prints it in the form that the command line asks for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from dualform.answers.table import json_value
 LOADING = "loading PyTorch and the studies"
 """The label for the seconds before a study begins."""
 
-Report = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """Takes a label, the part done, and the total."""
 
 
@@ -35,6 +38,77 @@ class Importance:
     """The least important one first."""
 
 
+class Note(str):
+    """A remark about an answer, for stderr."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers are right-aligned, floats have six digits, and NULL is a dash.
+
+    A file or a pipe gets all columns at full width. On a terminal texts are wrapped and, if `importance` is given,
+    columns dropped, which a line below names. If that is not enough, each row becomes a list of its columns.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[Any]]
+    """May be a generator."""
+    importance: Importance | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command answers."""
+
+    record: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+    """For --json. A function is called only then."""
+    shown: Iterable[str | Table]
+    """Otherwise: lines, tables and notes, printed as they come. Equal notes are printed once."""
+    code: int = 0
+    """The exit code."""
+
+    def for_json(self) -> Mapping[str, Any]:
+        return self.record() if callable(self.record) else self.record
+
+
+_JSON = "dualform.json"
+json_option = click.Option(
+    ["--json", "as_json"],
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, _option, given: context.meta.update({_JSON: given}),
+    help="Print one JSON object on stdout.",
+)
+"""Of every command."""
+
+
+def wants_json() -> bool:
+    """Whether the running command was called with --json."""
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
+def emit(report: Report | None) -> int:
+    """Prints a report. Returns the exit code."""
+    if report is None:
+        return 0
+    if wants_json():
+        print_json(report.for_json())
+        return report.code
+    told = set[str]()
+    for part in report.shown:
+        if isinstance(part, Table):
+            from dualform_client.cli.tables import show  # not needed for JSON
+
+            show(part)
+        elif not isinstance(part, Note):
+            print_line(part)
+        elif part not in told:
+            print_note(part)
+            told.add(part)
+    return report.code
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """One line. NaN and infinities, which JSON lacks, are the texts "nan", "inf" and "-inf"."""
     click.echo(json.dumps(_plain(value), allow_nan=False))
@@ -46,19 +120,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else json_value(value)
-
-
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], importance: Importance | None = None
-) -> None:
-    """Right-aligns numbers, prints floats with six digits and NULL as a dash.
-
-    A file or a pipe gets all columns at full width. On a terminal texts are wrapped and, if `importance` is given,
-    columns dropped, which a line below names. If that is not enough, each row becomes a list of its columns.
-    """
-    from dualform_client.cli.tables import show  # not needed for JSON
-
-    show(title, columns, rows, importance)
 
 
 def print_line(line: str) -> None:
@@ -81,7 +142,7 @@ def titled(*parts: str) -> str:
 
 
 @contextmanager
-def progress_bars(lines: bool = False) -> Iterator[Report | None]:
+def progress_bars(lines: bool = False) -> Iterator[Progress | None]:
     """A function that reports progress, with a bar for each label.
 
     If stderr is not a terminal: None or, with `lines`, one that prints each label once, as it begins.
@@ -90,10 +151,10 @@ def progress_bars(lines: bool = False) -> Iterator[Report | None]:
         yield _lines() if lines else None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TaskID, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with Bars(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(label: str, done: int, total: int) -> None:
@@ -111,7 +172,7 @@ def progress_bar(label: str) -> Iterator[Callable[[str, int, int], None] | None]
         yield report and (lambda _, done, total: report(label, done, total))
 
 
-def _lines() -> Report:
+def _lines() -> Progress:
     begun = set[str]()
 
     def report(label: str, done: int, total: int) -> None:

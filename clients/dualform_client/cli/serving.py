@@ -24,13 +24,12 @@ from dualform.methods import Answers
 from dualform_client.cli.help import FAILED, command, complete_folder
 from dualform_client.cli.options import (
     asks_target,
-    json_option,
     timeout_option,
     tls_ca_option,
     tls_cert_option,
     tls_key_option,
 )
-from dualform_client.cli.printing import print_json, print_line, print_note
+from dualform_client.cli.printing import Note, Report, emit
 from dualform_client.target import check_folder
 from dualform_proto.address import Address, parse_address
 from dualform_service.settings import PREFIX, options, service_config
@@ -38,13 +37,12 @@ from dualform_service.settings import PREFIX, options, service_config
 if TYPE_CHECKING:
     from dualform.query.engine import Engine
     from dualform_service.call_record import JsonLog
-    from dualform_service.config import ServiceConfig
+    from dualform_service.settings import ServiceConfig
 
 
 @command(params=options(), context_settings={"auto_envvar_prefix": PREFIX})
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_folder)
-@json_option
-def serve(runs: tuple[str, ...], as_json: bool, **values: Any) -> None:
+def serve(runs: tuple[str, ...], **values: Any) -> None:
     """Answer questions about memories over gRPC.
 
     If you serve several, address each by its folder's name: HOST:PORT/NAME. An
@@ -67,14 +65,12 @@ def serve(runs: tuple[str, ...], as_json: bool, **values: Any) -> None:
     with _pages(service, runs) as pages:
 
         def ready(bound: str) -> None:
+            record, lines = {"address": bound}, [f"serving {', '.join(runs)} at {bound}"]
             if pages is not None:
                 pages.start(bound)
-            if as_json:
-                print_json({"address": bound} | ({} if pages is None else {"explore": pages.url}))
-            else:
-                print_line(f"serving {', '.join(runs)} at {bound}")
-                if pages is not None:
-                    print_line(f"exploring {', '.join(runs)} at {pages.url}")
+                record["explore"] = pages.url
+                lines.append(f"exploring {', '.join(runs)} at {pages.url}")
+            emit(Report(record, lines))
             sys.stdout.flush()
 
         serve_memory(runs, service, ready, _opening(ram, ray, values["shard_deadline"], len(runs)), log, traces)
@@ -120,8 +116,7 @@ def _logging(form: str) -> JsonLog | None:
 
 @command()
 @asks_target
-@json_option
-def mcp(memory: Answers, as_json: bool) -> None:
+def mcp(memory: Answers) -> None:
     """Answer an agent by the Model Context Protocol.
 
     The agent starts this command itself; it reads stdin and writes stdout until
@@ -153,8 +148,7 @@ def mcp(memory: Answers, as_json: bool) -> None:
     show_default="print the line",
     help="Add the line to a server's token file.",
 )
-@json_option
-def token(name: str, scopes: str, file: Path | None, as_json: bool) -> None:
+def token(name: str, scopes: str, file: Path | None) -> Report:
     """Make a token for a caller NAME.
 
     The token is the only line on stdout and is shown only this once: the server's
@@ -183,11 +177,8 @@ def token(name: str, scopes: str, file: Path | None, as_json: bool) -> None:
                 field="file",
             )
         _add(file, line)
-    if as_json:
-        print_json({"name": name, "token": made, "line": line})
-        return
-    print_line(made)
-    print_note(f"added to {file}: {line}" if file is not None else f"for the server's token file: {line}")
+    note = f"added to {file}: {line}" if file is not None else f"for the server's token file: {line}"
+    return Report({"name": name, "token": made, "line": line}, [made, Note(note)])
 
 
 def _add(file: Path, line: str) -> None:
@@ -204,7 +195,6 @@ def _add(file: Path, line: str) -> None:
 
 @command()
 @click.argument("address", metavar="HOST:PORT[/NAME]")
-@json_option
 @tls_ca_option
 @tls_cert_option
 @tls_key_option
@@ -215,8 +205,7 @@ def health(
     certificate: Path | None,
     key: Path | None,
     timeout: float,
-    as_json: bool,
-) -> int:
+) -> Report:
     """Say whether a server takes questions.
 
     The exit code is 0 if it does, else 1: while it shuts down, or if the memory's
@@ -226,14 +215,10 @@ def health(
     Example:
       dualform health 127.0.0.1:50051
     """
-    from dualform_client.connection import is_serving
+    from dualform_client.client import is_serving
 
     serving = is_serving(address, timeout=timeout, authority=authority, certificate=certificate, key=key)
-    if as_json:
-        print_json({"serving": serving})
-    else:
-        print_line("serving" if serving else "not serving")
-    return 0 if serving else FAILED
+    return Report({"serving": serving}, ["serving" if serving else "not serving"], 0 if serving else FAILED)
 
 
 _CLOSING_SECONDS = 6.0
@@ -242,7 +227,7 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _log = logging.getLogger("dualform.explorer")
 
 
-class ServedPages:
+class ServedPages(AbstractContextManager["ServedPages"]):
     """A context manager. It binds the address at once, so that a wrong one is refused before anything starts. From
     `start` on, a process answers until this one ends.
     """
@@ -299,9 +284,6 @@ class ServedPages:
         code = process.wait()
         if not self._ending:
             _log.error("the pages of --explore ended with code %d; questions are answered all the same", code)
-
-    def __enter__(self) -> ServedPages:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -9,8 +9,8 @@ import click
 
 from dualform.extras import require_studies
 from dualform_client.cli.help import command, complete_study
-from dualform_client.cli.options import FOLDER, json_option
-from dualform_client.cli.printing import LOADING, print_json, print_line, print_table, progress_bars
+from dualform_client.cli.options import FOLDER
+from dualform_client.cli.printing import LOADING, Report, Table, progress_bars
 
 _SHOWN_ROWS = 24
 """Rows of a table that are printed; the page has all."""
@@ -20,8 +20,7 @@ _SHOWN_ROWS = 24
 @click.option(
     "--out", type=FOLDER, metavar="DIR", default=Path("runs/demo"), show_default=True, help="Write the memory here."
 )
-@json_option
-def demo(out: Path, as_json: bool) -> None:
+def demo(out: Path) -> Report:
     """Record a small training, serve it, and ask it.
 
     It trains on scikit-learn's digits, which need no download, and asks over
@@ -39,7 +38,7 @@ def demo(out: Path, as_json: bool) -> None:
 
         progress(LOADING, 1, 1)
         report = run_demo(out, progress)
-    _print_report(report, out, as_json)
+    return _report(report, out)
 
 
 @command()
@@ -60,8 +59,7 @@ def demo(out: Path, as_json: bool) -> None:
 )
 @click.option("--rerun", is_flag=True, help="aesop, wikitext2: store no keys, train twice.")
 @click.option("--dry-run", is_flag=True, help="aesop, wikitext2: predict sizes, train nothing.")
-@json_option
-def study(name: str | None, as_json: bool, **options: Any) -> None:
+def study(name: str | None, **options: Any) -> Report:
     """Run a study of the paper: training, figures, tables.
 
     Without NAME, list the studies.
@@ -72,8 +70,10 @@ def study(name: str | None, as_json: bool, **options: Any) -> None:
       dualform study continual --data data --out runs/continual
     """
     if name is None:
-        _list_studies(as_json)
-        return
+        from dualform_studies.study_names import STUDY_NAMES
+
+        table = Table("dualform study NAME --out RUN", ["study", "what it is"], STUDY_NAMES.items())
+        return Report({"studies": STUDY_NAMES}, [table])
     if options["out"] is None:
         raise click.MissingParameter(param_hint="'--out'", param_type="option", ctx=click.get_current_context())
     require_studies()
@@ -85,33 +85,22 @@ def study(name: str | None, as_json: bool, **options: Any) -> None:
 
         progress(LOADING, 1, 1)
         report = run_study(name, Assignment(progress=progress, **options))
-    _print_report(report, options["out"], as_json)
+    return _report(report, options["out"])
 
 
-def _list_studies(as_json: bool) -> None:
-    from dualform_studies.study_names import STUDY_NAMES
-
-    if as_json:
-        print_json({"studies": STUDY_NAMES})
-        return
-    print_table("dualform study NAME --out RUN", ["study", "what it is"], STUDY_NAMES.items())
-
-
-def _print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
-    """Prints the tables and the place of the page, or all as JSON. `out`: a memory, or a folder of memories."""
-    if as_json:
-        print_json(report)
-        return
+def _report(report: dict[str, Any], out: Path) -> Report:
+    """The tables and the place of the page. `out`: a memory, or a folder of memories."""
+    shown = list[str | Table]()
     for table in report["tables"]:
         caption, rows = table["caption"], table["rows"]
         if len(rows) > _SHOWN_ROWS:
             caption, rows = f"{caption} The first {_SHOWN_ROWS} of {len(rows):,} rows:", rows[:_SHOWN_ROWS]
-        print_table(caption, table["columns"], rows)
+        shown.append(Table(caption, table["columns"], rows))
     index = out / "report" / "index.html"
     if index.is_file() and not report.get("dry_run"):
         from dualform.store.manifest import FILE
 
         memories = [out] if (out / FILE).is_file() else sorted(path.parent for path in out.glob(f"*/{FILE}"))
-        print_line(f"Figures and tables are in {index}.")
-        for memory in memories:
-            print_line(f"Ask the memory: dualform info {memory}")
+        shown.append(f"Figures and tables are in {index}.")
+        shown += [f"Ask the memory: dualform info {memory}" for memory in memories]
+    return Report(report, shown)

@@ -11,11 +11,11 @@ from typing import Any
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Drawing
 from rich.text import Text
 
 from dualform.answers.table import counted
-from dualform_client.cli.printing import Importance, print_line, printable
+from dualform_client.cli.printing import Importance, Table, print_line, printable
 
 UNBOUNDED = 10_000
 """The width for a file or a pipe, where no table is cut."""
@@ -73,21 +73,19 @@ def _total(widths: Iterable[int]) -> int:
     return sum(width + GAP for width in widths) - GAP
 
 
-def show(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], importance: Importance | None = None
-) -> None:
-    """As `print_table`."""
-    cells = [list(row) for row in rows]
+def show(said: Table) -> None:
+    """Prints a table."""
+    title, cells = said.title, [list(row) for row in said.rows]
     if len(cells) > SHOWN_ROWS:
         title, cells = f"{title} · first {SHOWN_ROWS:,} (--json prints all)", cells[:SHOWN_ROWS]
     table = [
         Column(_in_one_line(name), [_cell(row[place]) for row in cells], any(_is_number(row[place]) for row in cells))
-        for place, name in enumerate(columns)
+        for place, name in enumerate(said.columns)
     ]
     # rich heeds a width of dumb terminals only where it has a height, too; nothing here depends on that.
     width, height = shutil.get_terminal_size() if sys.stdout.isatty() else (UNBOUNDED, 25)
     console = Console(file=sys.stdout, width=width, height=height)
-    shown = fitting(table, width, importance or Importance(kept=[column.name for column in table]))
+    shown = fitting(table, width, said.importance or Importance(kept=[column.name for column in table]))
     print_line(title)
     if shown is None:
         for row in zip(*(column.cells for column in table), strict=True):
@@ -100,8 +98,8 @@ def show(
         print_line(f"{counted(len(left), 'column')} left out: {', '.join(left)} (a pipe and --json have all)\n")
 
 
-def _drawn(columns: Sequence[Column], wrapped: bool) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+def _drawn(columns: Sequence[Column], wrapped: bool) -> Drawing:
+    drawn = Drawing(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         drawn.add_column(
             Text(column.name),

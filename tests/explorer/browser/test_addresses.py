@@ -12,8 +12,8 @@ from dualform.methods import Answers
 from dualform.questions import Inventory, TopK
 from dualform_client import Client
 from dualform_explorer.panels import panels_in
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.explorer import recorded
 from tests.explorer.browser.shown import address, panels, served_to, settle
 from tests.explorer.served import served

@@ -26,7 +26,7 @@ from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from dualform.questions import SqlStatement
 from dualform.store.files.ram_budget import resident_bytes
-from dualform_client.connection import Connection
+from dualform_client.client import Connection
 from tests.cases import pairwise
 from tests.query import arrays
 from tests.service.held_engine import until

@@ -28,8 +28,8 @@ from dualform.store.maintenance import check
 from dualform.store.tables import Kind, running_digest
 from dualform_client import Client
 from dualform_proto import arrays
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.cases import some
 from tests.trainings import record_steps
 

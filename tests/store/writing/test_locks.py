@@ -19,8 +19,8 @@ from dualform.errors import AlreadyExists, BadInput, Locked, NotAMemory
 from dualform.store.locks import Writing, writing
 from dualform.store.reading.snapshot import Snapshot
 from dualform_client.cli.main import dualform as command
-from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.settings import ServiceConfig
 from tests.record.resumed_training import Training
 from tests.reliability import report, rounds
 from tests.store.small_memory import OTHERS, batches_of, open_writer, write
