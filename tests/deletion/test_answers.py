@@ -324,30 +324,33 @@ def unsure(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("where", "gone"),
+    ("where", "few", "every"),
     [
-        ("conf > 0.9", "2 of 6"),
-        ("NOT conf < 0.9", "2 of 6"),
-        ("conf > 0.9 OR low > 0.9", "4 of 8"),
-        ("conf > 0.9 OR low > 0.9 OR isnan(low)", "2 of 8"),
+        ("NOT conf < 0.9", 2, 6),
+        ("conf > 0.9 OR low > 0.9", 4, 8),
+        ("conf > 0.9 OR low > 0.9 OR isnan(low)", 2, 8),
+    ],
+)
+def test_what_only_nan_picks_is_not_deleted_unasked(unsure, where, few, every):
+    """SQL takes NaN for more than any number: `conf > 0.9` picks the samples whose conf is NaN, too."""
+    for make in (planned_deletion, dualform.delete):
+        only = f"where matches {few} of {every} samples only because (conf|conf, low) is NaN"
+        with pytest.raises(BadInput, match=only) as refused:
+            make(unsure, where)
+    keep, take = refused.value.hint.removeprefix("To keep them, write ")[:-1].split(". To delete them, write ")
+    assert planned_deletion(unsure, keep).samples == every - few
+    assert planned_deletion(unsure, take).samples == every
+
+
+def test_what_a_mask_says_of_nan_is_done(unsure, tmp_path):
+    for where, gone in (
         ("(conf > 0.9) OR (isnan(conf))", 6),
-        ("(conf > 0.9) AND NOT (isnan(conf))", 4),
         ("isnan(conf)", 2),
         ("conf > 0.9 AND label = 0", 2),
         ("conf IS NULL", 2),
-    ],
-)
-def test_what_only_nan_picks_is_not_deleted_unasked(unsure, tmp_path, where, gone):
-    """SQL takes NaN for more than any number: `conf > 0.9` picks the samples whose conf is NaN, too."""
+    ):
+        assert planned_deletion(unsure, where).samples == gone
     shutil.copytree(unsure, tmp_path / "m")
-    for make in (planned_deletion, dualform.delete):
-        if isinstance(gone, int):
-            assert make(tmp_path / "m", where).samples == gone
-            continue
-        with pytest.raises(BadInput, match=f"where matches {gone} samples only because (conf|conf, low) is NaN") as no:
-            make(tmp_path / "m", where)
-    if not isinstance(gone, int):
-        keep, take = no.value.hint.removeprefix("To keep them, write ")[:-1].split(". To delete them, write ")
-        few, every = map(int, gone.split(" of "))
-        assert planned_deletion(tmp_path / "m", keep).samples == every - few
-        assert planned_deletion(tmp_path / "m", take).samples == every
+    assert dualform.delete(tmp_path / "m", "(conf > 0.9) AND NOT (isnan(conf))").samples == 4
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.slots(range(8))["label"].tolist() == [1, 2, 3, 5] * 2

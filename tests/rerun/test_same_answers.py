@@ -142,15 +142,11 @@ def images():
     return nn.Sequential(convolution, nn.Flatten(2), nn.Linear(20, 3)), torch.randn(5, 6, 2, 4, 5), "0"
 
 
-def lstm():
-    return nn.Sequential(Last(nn.LSTM), nn.Linear(4, 3)), torch.randn(5, 6, 7, 5), "0.inner"
-
-
 def gru():
     return nn.Sequential(Last(nn.GRU), nn.Linear(4, 3)), torch.randn(5, 6, 7, 5), "0.inner.gates"
 
 
-@pytest.mark.parametrize("made", [words, images, lstm, gru])
+@pytest.mark.parametrize("made", [words, images, gru])
 def test_layers_of_other_kinds_have_the_stored_memorys_answers(made, tmp_path):
     def run(recorder):
         torch.manual_seed(0)

@@ -82,19 +82,3 @@ def test_windows_do_not_show(made, asked, blocks, rows, pending):
         sizes = arrays.engine(arrays.memory({"x": np.abs(keys)}, columns))
         most = sizes.group_sum("x", np.abs(queries.rows), by, where).sums
         assert (np.abs(found.sums - expected.sums) <= 1e-14 * most).all()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_sums_that_float64_rounds_are_added_in_the_same_blocks(seed, monkeypatch):
-    rng = np.random.default_rng(seed)
-    keys = np.float32(rng.normal(size=(60, 3)) * 2.0 ** rng.integers(-40, 40, (60, 1)))
-    memory = arrays.memory({"x": keys}, {"label": rng.integers(0, 3, 60).tolist()})
-    question = GroupSum("x", Vectors(rng.normal(size=(3, 3))), ("label",))
-    monkeypatch.setattr(key_sums, "BLOCK", 8)
-    monkeypatch.setattr(rerun, "BLOCK", 8)
-    running = RunningSums(resolve(View(memory, BACKEND, 1 << 20), question))
-    buffer = rerun.KeyBuffer(memory, memory.layer("x"), [running], BACKEND, 16 * 4 * 3)
-    for start in range(0, 60, 7):
-        buffer.append(keys[start : start + 7])
-    buffer.finish()
-    assert running.answer(Scan()).sums.tobytes() == arrays.engine(memory).ask(question).sums.tobytes()
