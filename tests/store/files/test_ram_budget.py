@@ -37,24 +37,6 @@ def test_what_was_used_longest_ago_goes_first_whosever_it_is():
     assert budget.kept_bytes == 0
 
 
-def test_claims_wait_for_each_other_and_go_on():
-    budget, inside, order = RamBudget(100), threading.Event(), []
-
-    def second():
-        inside.wait()
-        with budget.claimed(60, lambda: None):
-            order.append("second")
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    with budget.claimed(60, lambda: None):
-        inside.set()
-        thread.join(0.2)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-
-
 def test_who_came_first_is_served_first_though_smaller_claims_would_fit():
     budget, order, threads = RamBudget(100), [], []
 
@@ -188,16 +170,6 @@ def test_a_question_that_finds_no_room_beside_what_nobody_counts_is_refused_once
     monkeypatch.setattr(budget, "_drop", lambda *place: (held.__setitem__(0, 100), RamBudget._drop(budget, *place)))
     with budget.claimed(700, look):
         assert budget.kept_bytes == 0
-
-
-def test_what_the_system_does_not_say_this_once_is_what_it_said_before():
-    budget, held = RamBudget.shared(1000), [100]
-    budget.leave(100, 100, lambda: held[0])
-    budget.leave(0, 100)
-    held[0] = 600
-    assert budget._room() == 366
-    held[0] = 0
-    assert budget._room() == 366
 
 
 def test_memories_that_share_a_budget_take_what_they_need_of_one_bound():

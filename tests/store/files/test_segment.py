@@ -156,19 +156,6 @@ def test_rows_that_are_gone_through_once_are_not_kept_unless_all_of_them_are_hel
         Rows([rows_of(stored)], WIDTH).passing().block(0, 1)
 
 
-@pytest.mark.parametrize("rows", [40, ROWS // 3])
-def test_a_pass_in_small_pieces_reads_each_block_once(stored, read, rows):
-    """In order, or as rows that a mask leaves."""
-    matrix, _ = stored
-    for pieces in (lambda own, at: own.read(at[0], at[-1] + 1), lambda own, at: np.take(*own.holding(at), axis=0)):
-        own = rows_of(stored).passing()
-        for first in range(0, ROWS, rows):
-            at = np.arange(first, min(first + rows, ROWS))
-            assert pieces(own, at).tobytes() == matrix[at].tobytes()
-        assert sorted(read) == [0, 1, 2, 3, 4]
-        read.clear()
-
-
 def test_a_pass_in_large_pieces_reads_their_blocks_alone(stored, read, monkeypatch):
     monkeypatch.setattr(segment_rows, "SMALL_BYTES", 1000)  # so that pieces of this file are large
     matrix, file = stored
@@ -188,21 +175,6 @@ def test_a_pass_in_large_pieces_reads_their_blocks_alone(stored, read, monkeypat
     flip(file.path, BLOCK_BYTES + 7)
     with pytest.raises(Damaged, match=f"{file.path} was altered"):
         own.read(0, ROWS)
-
-
-def test_passes_hold_few_blocks_and_none_of_another(stored, read):
-    recent, (matrix, file), first = RecentBlocks(most=2), stored, object()
-    for _ in range(2):
-        for row in (0, across(0), across(1), across(2)):
-            found = recent.rows(first, file, flat_index(WIDTH), row, row + 1)
-            assert found.tobytes() == matrix[row : row + 1].tobytes()
-    assert read == [0, 1, 2, 3] * 2, "two blocks at most, those used last"
-    recent.rows(object(), file, flat_index(WIDTH), across(2), across(2) + 1)
-    recent.rows(first, file, flat_index(WIDTH), across(2), across(2) + 1)
-    assert read[8:] == [2, 3] * 2
-    flip(file.path, 7)
-    with pytest.raises(Damaged, match=f"{file.path} was altered"):
-        recent.rows(first, file, flat_index(WIDTH), 0, 1)
 
 
 def test_rows_that_a_file_does_not_have_are_damage(stored):

