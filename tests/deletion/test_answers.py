@@ -85,7 +85,7 @@ def test_steps_before_the_first_are_as_they_were_and_those_after_are_refused(sgd
     assert weights.unrecorded_change == dict.fromkeys(weights.unrecorded_change, 0.0)
     query = np.ones((1, 5), np.float32)
     for at_step in (FIRST + 1, STEPS - 1):
-        with pytest.raises(Inexact, match="known as of the end alone, once 40 steps were taken") as refused:
+        with pytest.raises(Inexact, match=f"known as of the end alone, once {STEPS} steps were taken") as refused:
             sgd.engine.output("0", query, at_step=at_step)
         assert f"at_step={FIRST} or less" in refused.value.hint
         found = sgd.engine.output("0", query, at_step=at_step, allow_inexact=True)

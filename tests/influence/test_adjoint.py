@@ -156,53 +156,24 @@ def adam(kind=torch.optim.Adam, **given):
     return lambda net: kind(net.parameters(), **{"lr": 0.05, "eps": 1e-4, **given})
 
 
-class Dropped(nn.Module):
-    def __init__(self):
+class Around(nn.Module):
+    """An MLP, and what is done to its inputs, which may depend on the mode, and to its outputs."""
+
+    def __init__(self, before=lambda x, training: x, after=lambda outputs: outputs):
         super().__init__()
-        self.body = mlp()
+        self.body, self.before, self.after = mlp(), before, after
 
     def forward(self, x):
-        return self.body(nn.functional.dropout(x, 0.5, self.training))
+        return self.after(self.body(self.before(x, self.training)))
 
 
-class Always(nn.Module):
-    """Dropout behind the recorded layer, whatever the mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = mlp()
-
-    def forward(self, x):
-        return nn.functional.dropout(self.body(x), 0.3)
+def dropped():
+    return Around(before=lambda x, training: nn.functional.dropout(x, 0.5, training))
 
 
-class Own(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.generator = mlp(), torch.Generator().manual_seed(0)
-
-    def forward(self, x):
-        return self.body(x + torch.randn(x.shape, generator=self.generator, dtype=x.dtype) * self.training)
-
-
-class Shifted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        hidden = torch.tanh(self.first(x))
-        return self.second(hidden + 2 * torch.cat([0 * hidden[:1], hidden[:-1]]))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        hidden = torch.tanh(self.first(x))
-        return self.third(torch.utils.checkpoint.checkpoint(self.second, hidden, use_reentrant=True))
+def of_own_generator():
+    generator = torch.Generator().manual_seed(0)
+    return Around(lambda x, training: x + torch.randn(x.shape, generator=generator, dtype=x.dtype) * training)
 
 
 class Attention(nn.Module):
@@ -296,7 +267,7 @@ TRAININGS = {
         )
     },
     "a head of zeros, clipped": {"model": ZeroHead, "between": clipped(0.2)},
-    "dropout and noise, accumulated": {"model": Dropped, "keep_random": True, "noise": True, "accumulate": 2},
+    "dropout and noise, accumulated": {"model": dropped, "keep_random": True, "noise": True, "accumulate": 2},
     "dropout in attention": {
         "model": lambda: Attention(0.3),
         "inputs": tokens,
@@ -321,7 +292,7 @@ def test_finite_differences_of_whole_trainings(tmp_path, said):
     "said",
     {
         "momentum": {
-            "model": Dropped,
+            "model": dropped,
             "keep_random": True,
             "optimizer": sgd(momentum=0.9, weight_decay=0.01, nesterov=True),
         },
@@ -396,6 +367,15 @@ class Through(nn.Module):
         return self.last(self.between(self.first(x)))
 
 
+def shifted(x):
+    """Each row sees the one before."""
+    return torch.tanh(x) + 2 * torch.cat([0 * x[:1], torch.tanh(x[:-1])])
+
+
+def checkpointed(x):
+    return torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True)
+
+
 def gated(x):
     return torch.tanh(x) * torch.sigmoid(x.detach())
 
@@ -452,11 +432,17 @@ REFUSED = {
         {"model": Penalized, "more": lambda net, loss: loss + net.hidden.square().mean()},
         "layer 'first' gets other error signals",
     ),
-    "dropout whose states were not stored": ({"model": Dropped}, "gets other inputs"),
-    "a generator of one's own": ({"model": Own, "keep_random": True}, "gets other inputs|not those of torch"),
-    "dropout in eval mode, too": ({"model": Always, "keep_random": True}, "in eval mode, too"),
-    "rows that see the row before": ({"model": Shifted}, "other rows of the batch"),
-    "reentrant checkpoints": ({"model": Checkpointed}, "without activation checkpointing"),
+    "dropout whose states were not stored": ({"model": dropped}, "gets other inputs"),
+    "a generator of one's own": (
+        {"model": of_own_generator, "keep_random": True},
+        "gets other inputs|not those of torch",
+    ),
+    "dropout in eval mode, too": (
+        {"model": lambda: Around(after=lambda outputs: nn.functional.dropout(outputs, 0.3)), "keep_random": True},
+        "in eval mode, too",
+    ),
+    "rows that see the row before": ({"model": lambda: Through(shifted)}, "other rows of the batch"),
+    "reentrant checkpoints": ({"model": lambda: Through(checkpointed)}, "without activation checkpointing"),
     "batch normalization of noise": (
         {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False)), "keep_random": True, "noise": True},
         "other rows of the batch",
@@ -841,8 +827,9 @@ def test_rows_are_kept_together_and_without_a_dataset_they_are_found(tmp_path, m
         with dualform.open(tmp_path / "run") as memory:
             return memory.sql(question)
 
-    assert kept()["change"].tolist() == first.changes[:, 0].tolist()
-    assert np.allclose(kept()["predicted"], predicted.values[0, :2])
+    rows = kept()
+    assert rows["change"].tolist() == first.changes[:, 0].tolist()
+    assert np.allclose(rows["predicted"], predicted.values[0, :2])
     with monkeypatch.context() as broken:
         broken.setattr(Manifest, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(OSError, match="full"):

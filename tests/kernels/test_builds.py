@@ -1,5 +1,5 @@
 """The C files compile without a warning with gcc and with clang, and what each makes of them gives the same bits; and
-while every loop runs, gcc's address sanitizer and the undefined-behaviour sanitizers of both find nothing.
+while every loop runs, gcc's address sanitizer and clang's sanitizer of undefined behaviour find nothing.
 
 Where no clang is installed, that of zig is used, which the package ziglang brings.
 """
@@ -23,7 +23,7 @@ SOURCES = Path(kernels.__file__).parent
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wundef", "-Wpointer-arith"]
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", *WARNINGS]
 SHARED = ["-shared", "-fPIC"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+ADDRESSES = ["-fsanitize=address", "-fno-sanitize-recover=all"]
 # What is undefined ends the process: that takes no library of the sanitizer, which only some clangs bring.
 TRAPS = ["-fsanitize=undefined", "-fsanitize-trap=undefined"]
 
@@ -74,9 +74,9 @@ def test_the_greatest_of_numbers_that_rise_and_fall_are_found_in_time(tmp_path):
     assert found.stdout == f"{600_000}\n"
 
 
-def test_loops_under_sanitizers_give_the_same_bits_and_stay_within_their_arrays(tmp_path):
+def test_loops_of_gcc_give_the_same_bits_and_stay_within_their_arrays(tmp_path):
     """Optimised, for only then does gcc warn of numbers that may be read before they are set."""
-    library = compiled("gcc", tmp_path / "loops.so", "-O1", *SHARED, *SANITIZERS)
+    library = compiled("gcc", tmp_path / "loops.so", "-O1", *SHARED, *ADDRESSES)
     found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     runtime = found.stdout.strip()
     if not Path(runtime).is_absolute():

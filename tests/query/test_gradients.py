@@ -16,19 +16,11 @@ from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.questions import ExampleGradients, LayerGradients
 from dualform.record.examples import Examples, SignalPasses
 from tests.cases import some
+from tests.query.networks import Images
 from tests.store.small_memory import TOKENS, open_writer, token_batch
 from tests.trainings import learn, record_steps
 
 CLASSES, ROWS, STEPS, TESTS = 3, 4, 5, 3
-
-
-class Images(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(4, 6, 3, groups=2), nn.Linear(6, CLASSES, bias=False)
-
-    def forward(self, images):
-        return self.head(self.conv(images).relu().mean((2, 3)))
 
 
 class Words(nn.Module):
@@ -58,7 +50,7 @@ class Attention(nn.Module):
 
 NETWORKS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES)), lambda n: torch.randn(n, 5)),
-    "images": (Images, lambda n: torch.randn(n, 4, 5, 5)),
+    "images": (lambda: Images(bias=False), lambda n: torch.randn(n, 4, 5, 5)),
     "words": (Words, lambda n: torch.randint(0, CLASSES, (n, 6))),
     "gated words": (lambda: Words(nn.GRU), lambda n: torch.randint(0, CLASSES, (n, 6))),
     "attention": (Attention, lambda n: torch.randn(n, 3, 4)),
@@ -182,7 +174,7 @@ def test_a_mask_leaves_its_slots_alone(mlp):
     assert found.counts.tolist() == whole.counts[kept].tolist()
 
 
-@pytest.mark.parametrize("where", [{"slot": [0, 1]}, {"not slot": [0]}, ("slot IN (?)", [1]), "slot < 4"], ids=str)
+@pytest.mark.parametrize("where", [{"slot": [0, 1]}, "slot < 4"], ids=str)
 def test_slots_of_several_spaces_are_not_named_by_number(case, where):
     asked = {"by": "sample", "score": "gradient", "where": where}
     if len({layer.space for layer in case.memory.info().layers}) > 1:
@@ -415,8 +407,7 @@ class Sometimes(nn.Module):
         return found + self.seldom(inputs) if also else found
 
 
-@pytest.mark.parametrize("where", [None, "label = 1"])
-def test_slots_that_one_layer_lacks_have_the_others_part(tmp_path, where):
+def test_slots_that_one_layer_lacks_have_the_others_part(tmp_path):
     torch.manual_seed(0)
     model = Sometimes()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -432,19 +423,20 @@ def test_slots_that_one_layer_lacks_have_the_others_part(tmp_path, where):
         dualform.open(tmp_path / "m", backend="int8") as screen,
     ):
         asked = scan.gradients(model, torch.randn(3, 8), torch.arange(3), loss)
-        parts = [scan.group_sum(own, asked, "slot", where, "gradient") for own in ("always", "seldom")]
-        both = scan.group_sum("*", asked, "slot", where, "gradient")
-        sums = np.zeros((3, 600))
-        for part in parts:
-            sums[:, [slot for (slot,) in part.groups]] += part.sums
-        np.testing.assert_allclose(both.sums, sums[:, [slot for (slot,) in both.groups]], rtol=1e-12, atol=1e-15)
-        assert len(parts[1].groups) < len(parts[0].groups) == len(both.groups)
-        expected, found = (memory.topk("*", asked, 5, where, score="gradient") for memory in (scan, screen))
-        assert found.ids.tobytes() == expected.ids.tobytes()
-        assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
-        slots = np.array([slot for (slot,) in both.groups])
-        for own, one in zip(found.slots, both.sums, strict=True):
-            assert own.tolist() == slots[np.lexsort((slots, -one))[:5]].tolist()
+        for where in (None, "label = 1"):
+            parts = [scan.group_sum(own, asked, "slot", where, "gradient") for own in ("always", "seldom")]
+            both = scan.group_sum("*", asked, "slot", where, "gradient")
+            sums = np.zeros((3, 600))
+            for part in parts:
+                sums[:, [slot for (slot,) in part.groups]] += part.sums
+            np.testing.assert_allclose(both.sums, sums[:, [slot for (slot,) in both.groups]], rtol=1e-12, atol=1e-15)
+            assert len(parts[1].groups) < len(parts[0].groups) == len(both.groups)
+            expected, found = (memory.topk("*", asked, 5, where, score="gradient") for memory in (scan, screen))
+            assert found.ids.tobytes() == expected.ids.tobytes()
+            assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+            slots = np.array([slot for (slot,) in both.groups])
+            for own, one in some(zip(found.slots, both.sums, strict=True)):
+                assert own.tolist() == slots[np.lexsort((slots, -one))[:5]].tolist()
 
 
 def test_a_layer_without_slots_brings_nothing(tmp_path):

@@ -150,13 +150,6 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
         assert refused.value.hint == f'Choose "dot", "abs", "cosine", {others}.'
 
 
-def test_a_score_that_is_no_text_is_refused():
-    engine = arrays.engine(arrays.memory({"fc": np.eye(3, dtype=np.float32)}, {"label": [0, 1, 2]}))
-    with pytest.raises(BadInput, match=r"score must be the name of a score, not 3\.") as refused:
-        engine.topk("fc", [1, 2, 3], score=3)
-    assert refused.value.hint == 'For example score="abs".'
-
-
 @pytest.mark.parametrize("score", [kinds.named("dot"), kinds.named("abs")], ids=["dot", "abs"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_error_of_a_scan_holds_for_its_scores(score, dtype, rng):
@@ -174,14 +167,6 @@ def test_masked_numbers_are_no_queries():
     with pytest.raises(BadInput, match=r"^queries must not contain masked numbers\."):
         as_queries(masked)
     assert Vectors(masked.filled(0.0)).rows.tolist() == [[1.0, 0.0, 2.0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
-def test_tensors_of_any_type_are_queries(dtype):
-    tensor = torch.tensor([[1.0, 2.0, -3.0]], dtype=dtype)
-    assert as_queries(tensor).rows.tolist() == [[1.0, 2.0, -3.0]]
-    if dtype.is_floating_point:
-        assert as_queries(tensor.requires_grad_()).rows.tolist() == [[1.0, 2.0, -3.0]]
 
 
 def test_a_tensor_that_is_no_matrix_of_numbers_is_refused():

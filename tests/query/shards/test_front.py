@@ -315,13 +315,16 @@ def test_a_memory_that_was_cut_off_is_answered_up_to_the_step_that_all_shards_ha
             same(*(engine.output(layer, queries(layer), allow_inexact=True) for engine in (one, front)))
 
 
+TWO = [[2, 1, 2, 3, 1], [1, 2, 3, 1, 2]]
+
+
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "in journals alone"])
 def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_before(tmp_path, commit):
-    write(tmp_path / "memory", SIZES, commit=commit)
+    write(tmp_path / "memory", TWO, commit=commit)
     front, shards = front_of(tmp_path / "memory")
     front.topk("plain", queries("plain"))  # who has read its keys does not look into the files again
     shutil.rmtree(tmp_path / "memory")
-    write(tmp_path / "memory", SIZES, seed=9, commit=commit)  # as many commits, frames and steps
+    write(tmp_path / "memory", TWO, seed=9, commit=commit)  # as many commits, frames and steps
     shards.engines[1] = ShardEngine(opened(tmp_path / "memory"), 1, choose("numpy"))
     with pytest.raises(Unavailable, match="moved on"):
         front.topk("plain", queries("plain"))

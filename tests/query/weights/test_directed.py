@@ -16,6 +16,7 @@ from dualform.errors import BadInput, EmptyMask, Inexact
 from dualform.query.score.canonical import canonical_scores
 from tests.cases import pairwise
 from tests.query import arrays, oracle
+from tests.query.networks import Images, Tied
 from tests.query.plain_case import BATCH, STEPS, Case
 from tests.trainings import record_steps
 
@@ -300,18 +301,6 @@ RULES = {
 }
 
 
-class Tied(nn.Module):
-    """Two layers of one weight, and one of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        self.second.weight = self.first.weight
-
-    def forward(self, inputs):
-        return self.last(self.second(self.first(inputs).tanh()).tanh())
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A memory of each rule, recorded once."""
@@ -320,7 +309,7 @@ def trained(tmp_path_factory):
     def of(rule):
         path = tmp_path_factory.mktemp("directed") / "m"
         torch.manual_seed(0)
-        model = Tied()
+        model = Tied(4)
         optimizer = RULES[rule](model.parameters())
         record_steps(
             dualform.Recorder(model, optimizer, path, quiet=True),
@@ -365,19 +354,10 @@ def test_best_slots_without_values_of_their_own_are_refused_with_what_to_ask(tra
     assert refused.value.field == "score"
 
 
-class Grouped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(4, 6, 3, groups=2), nn.Linear(6, 3)
-
-    def forward(self, images):
-        return self.head(self.conv(images).relu().mean((2, 3)))
-
-
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory):
     torch.manual_seed(0)
-    model, path = Grouped(), tmp_path_factory.mktemp("grouped") / "m"
+    model, path = Images(), tmp_path_factory.mktemp("grouped") / "m"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     record_steps(
         dualform.Recorder(model, optimizer, path, quiet=True),

@@ -12,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
 from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.weights import slot_products
-from dualform.query.weights.coefficients import coefficients
 from dualform.query.weights.exactness import Distances
 from dualform.query.weights.output import outputs
 from dualform.query.weights.reconstruction import RebuiltWeights
@@ -23,7 +22,6 @@ from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.query import arrays
 from tests.query.plain_case import BATCH, STEPS, Case, some_cases
-from tests.store.small_memory import write
 
 
 @some_cases
@@ -317,17 +315,11 @@ def test_temperatures_are_finite_and_above_zero(temperature):
 def test_the_engine_answers_every_kernel_that_a_question_may_name(monkeypatch):
     case = Case()
     for kernel in arguments.KERNELS:
-        assert case.engine.output("fc", case.queries, kernel=kernel).kernel == kernel
+        found = case.engine.output("fc", case.queries, kernel=kernel)
+        assert (found.kernel, found.scan.backend, found.scan.slots_matching) == (kernel, "", STEPS * BATCH)
     monkeypatch.setattr(arguments, "KERNELS", (*arguments.KERNELS, "rbf"))
     with pytest.raises(BadInput, match=r"^Unknown kernel 'rbf'\.$"):
         case.engine.output("fc", case.queries, kernel="rbf")
-
-
-def test_no_backend_is_said_to_have_scored_the_keys():
-    case = Case()
-    for kernel in arguments.KERNELS:
-        scan = case.engine.output("fc", case.queries, at_step=3, kernel=kernel).scan
-        assert (scan.backend, scan.slots_matching) == ("", STEPS * BATCH)
 
 
 @pytest.mark.parametrize("name", ["initial", "allow_inexact"])
@@ -372,7 +364,7 @@ HISTORIES = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=HISTORIES, buffer=st.sampled_from([None, 0.7]), seed=st.integers(0, 99))
 def test_every_history_of_settings_gives_the_weight_that_torch_gives(steps, buffer, seed):
     gradients = np.random.default_rng(seed).normal(size=len(steps))
@@ -398,29 +390,6 @@ def test_every_history_of_settings_gives_the_weight_that_torch_gives(steps, buff
         assert rebuilt == pytest.approx(float(weight.detach()), rel=1e-10, abs=1e-12)
 
 
-def test_constant_momentum_has_the_closed_form():
-    lr, m, steps = 0.1, 0.9, 20
-    got = SGD.coefficients([Update(s, s, 1.0, {**PLAIN, "lr": lr, "momentum": m}) for s in range(steps)], steps)
-    assert got.initial == 1
-    assert got.per_step == pytest.approx([-lr * (1 - m ** (steps - s)) / (1 - m) for s in range(steps)])
-
-
 def test_an_update_of_several_steps_and_gradients_never_used():
     got = SGD.coefficients([Update(1, 3, 0.5, PLAIN), Update(5, 5, 1.0, {**PLAIN, "lr": 0.2})], 7)
     assert got.per_step.tolist() == pytest.approx([0, -0.05, -0.05, -0.05, 0, -0.2, 0])
-
-
-def test_from_a_memory(tmp_path):
-    write(tmp_path / "m", [4, 4, 4])
-    memory = Snapshot.open(tmp_path / "m")
-    for at_step, stop in ((None, 3), (2, 2), (0, 0)):
-        got = coefficients(memory, "layer-0.bias", at_step)
-        expected = [-0.05 * (1 - 0.9 ** (stop - s)) / 0.1 for s in range(stop)]
-        assert got.per_step == pytest.approx(expected)
-        assert (got.initial, got.buffers) == (1.0, {})
-    with pytest.raises(
-        NotFound, match=r"^There is no recorded parameter 'x'\. Parameters: layer-0\.weight, layer-0\.bias"
-    ):
-        coefficients(memory, "x")
-    with pytest.raises(BadInput, match=r"^at_step must be at most 3, the number of recorded steps, not 4\. Pass 0 "):
-        coefficients(memory, "layer-0.bias", 4)

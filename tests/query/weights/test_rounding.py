@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from copy import deepcopy
 
@@ -307,7 +306,7 @@ def test_weights_of_bfloat16_are_rebuilt(halved):
         assert torch.isclose(weight.float(), live, rtol=1e-6).float().mean() > 0.98, parameter
 
 
-@pytest.mark.parametrize("halved", ["adamw", "sgd"], indirect=True)
+@pytest.mark.parametrize("halved", ["adamw"], indirect=True)
 def test_masked_weights_of_a_partition_add_up(halved):
     _, path, _ = halved
     with dualform.open(path) as memory:
@@ -331,16 +330,8 @@ def test_another_order_of_rounding_is_not_followed_and_graded_as_measured(tmp_pa
             assert "bfloat16" in layer.status.reason or layer.status.name == "exact to bfloat16"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, lr=1e-5, foreach=True),
-        lambda p: torch.optim.RMSprop(p, lr=1e-6),
-    ],
-    ids=["sgd", "rmsprop"],
-)
-def test_weights_that_stand_still_are_said_to_move_less_than_rounding(tmp_path, make):
-    states = train_halved(tmp_path / "m", make)
+def test_weights_that_stand_still_are_said_to_move_less_than_rounding(tmp_path):
+    states = train_halved(tmp_path / "m", lambda p: torch.optim.SGD(p, lr=1e-5, foreach=True))
     first, final = ({name: value.double().numpy() for name, value in states[at].items()} for at in (0, -1))
     moved = [final[name] - first[name] for name in ("2.weight", "2.bias")]
     with dualform.open(tmp_path / "m") as memory:
@@ -572,15 +563,3 @@ def test_larger_gaps_stay_a_defect(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         assert memory.verify()["kv"].status.name == "approximate"
         assert "rounding_gradients" not in memory._view.snapshot.manifest.tables()
-
-
-def test_a_memory_without_any_says_nothing_of_them(tmp_path):
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m"),
-        optimizer,
-        3,
-        lambda _: model(torch.randn(5, 4)).square().mean(),
-    )
-    assert "rounding_gradients" not in json.loads((tmp_path / "m" / "memory.json").read_text())["columns"]

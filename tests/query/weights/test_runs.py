@@ -48,11 +48,12 @@ class Training:
             for state in self.optimizer.state.values():
                 state["momentum_buffer"].mul_(0.5)
 
-    def record(self, path, until: int):
+    def record(self, path, until: int, between=lambda number, model: None):
         with dualform.Recorder(self.model, self.optimizer, path) as recorder:
             for x, y in batches(STEPS)[self.done : until]:
                 with recorder.step(dataset="odd" if self.done % 2 else "even", label=y, sample=np.arange(8)):
                     learn(self.optimizer, cross_entropy(self.model(x), y))
+                between(self.done, self.model)
                 self.done += 1
                 self.history.append(state_of(self.model))
             recorder.query_set("test", batches(1)[0][0])
@@ -82,7 +83,7 @@ def runs(resumed):
         yield engine
 
 
-@pytest.mark.parametrize(("layer", "score"), [("0", "dot"), ("2", "abs"), ("4", "dot")])
+@pytest.mark.parametrize(("layer", "score"), [("0", "dot"), ("2", "abs")])
 def test_ids_scores_and_sums_are_those_of_one_recording_bit_for_bit(whole, runs, layer, score):
     asked = {"score": score, "where": "step > 3 AND label <> 1"}
     one, other = (engine.topk(layer, "test", k=20, **asked) for engine in (whole, runs))
@@ -268,11 +269,10 @@ def test_a_run_that_began_with_other_weights_is_off_from_its_first_step(tmp_path
             engine.output("2", "test", at_step=FIRST + 1)
 
 
-@pytest.mark.parametrize("momentum", ["lost", "another"])
-def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path, momentum):
+def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path):
     training = Training()
     training.record(tmp_path / "a", FIRST)
-    training.resume(momentum)
+    training.resume("lost")
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
         statuses = [layer.status for layer in engine.info().layers]
@@ -327,15 +327,13 @@ def test_a_run_without_momentum_needs_none(tmp_path):
 
 
 def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
+    @torch.no_grad()
+    def by_hand(number, model):
+        if number == 5:
+            model[4].weight.mul_(1.02)
+
     training = Training()
-    with dualform.Recorder(training.model, training.optimizer, tmp_path / "a") as recorder:
-        for number, (x, y) in enumerate(batches(FIRST)):
-            with recorder.step(label=y):
-                learn(training.optimizer, cross_entropy(training.model(x), y))
-            if number == 5:  # an update by hand
-                with torch.no_grad():
-                    training.model[4].weight.mul_(1.02)
-    training.done = FIRST
+    training.record(tmp_path / "a", FIRST, by_hand)
     training.resume()
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:

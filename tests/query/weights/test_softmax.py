@@ -11,8 +11,7 @@ from torch import nn
 import dualform
 from dualform.errors import Inexact
 from dualform.query.score.canonical import canonical_scores
-from dualform.query.weights import slot_products, softmax
-from dualform.query.where import mask
+from dualform.query.weights import softmax
 from tests.query import arrays
 from tests.query.plain_case import BATCH, LR, STEPS, Case
 from tests.record.listed import skip_without_bfloat16
@@ -179,17 +178,6 @@ def test_what_moved_outside_the_record_stands_beside_the_softmax():
         alone, expected(case, np.ones(STEPS * BATCH, dtype=bool), STEPS, 1.0, False), rtol=1e-6, atol=1e-6
     )
     assert alone.unrecorded_change == 0.0
-
-
-def test_the_sums_of_biases_are_those_of_the_linear_kernel():
-    case = Case()
-    view = case.engine._view
-    layer = view.snapshot.layer("fc")
-    chosen = mask.selection(view, layer, "label <> 1")
-    found = slot_products.bias_sum(view, layer, chosen, 8, lambda: None)
-    np.testing.assert_allclose(
-        found, slot_products.slot_sum(view, layer, chosen, 8, lambda: None).biases[0], rtol=1e-12
-    )
 
 
 def trained_on(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs, steps: int = 3):
