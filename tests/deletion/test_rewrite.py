@@ -251,16 +251,15 @@ def test_what_cannot_be_deleted_is_refused_and_nothing_changes(tmp_path):
     with pytest.raises(BadInput, match="cut off after step 3") as refused:
         dualform.delete(path, "sample = 1")
     assert "cut_off=True" in refused.value.hint
-    with pytest.raises(BadInput, match="'token' is a column of single slots"):
-        dualform.delete(path, "token = 1", cut_off=True)
-    with pytest.raises(BadInput, match="where matches every sample"):
-        dualform.delete(path, "step >= 0", cut_off=True)
-    with pytest.raises(EmptyMask, match="where matches no sample:"):
-        dualform.delete(path, "sample = 99", cut_off=True)
-    with pytest.raises(NotFound, match="no slot column 'person'"):
-        dualform.delete(path, "person = 1", cut_off=True)
-    with pytest.raises(NotFound, match="no query set 'mine'"):
-        dualform.delete(path, "sample >= 10", cut_off=True, query_sets=("mine",))
+    for error, said, where, options in (
+        (BadInput, "'token' is a column of single slots", "token = 1", {}),
+        (BadInput, "where matches every sample", "step >= 0", {}),
+        (EmptyMask, "where matches no sample:", "sample = 99", {}),
+        (NotFound, "no slot column 'person'", "person = 1", {}),
+        (NotFound, "no query set 'mine'", "sample >= 10", {"query_sets": ("mine",)}),
+    ):
+        with pytest.raises(error, match=said):
+            dualform.delete(path, where, cut_off=True, **options)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 

@@ -322,56 +322,74 @@ def test_the_model_is_left_as_it_was(mlp):
     assert all(torch.equal(own, before[name]) for name, own in mlp.model.state_dict().items())
 
 
-def test_what_does_not_fit_is_refused(mlp):
-    ask = mlp.memory.group_sum
-    with pytest.raises(BadInput, match='score="gradient" needs the gradients of examples as its queries, not'):
-        ask("*", np.ones((1, 5)), by="sample", score="gradient")
-    with pytest.raises(NotFound, match="no query set 'test'"):
-        mlp.memory.topk("*", "test/17", score="gradient")
-    with pytest.raises(BadInput, match='by cannot be used with score="gradient"'):
-        mlp.memory.topk("*", mlp.asked, by="label", score="gradient")
-    with pytest.raises(BadInput, match='target cannot be used with score="gradient"'):
-        mlp.memory.topk("*", mlp.asked, score="gradient", target=1)
-    with pytest.raises(BadInput, match="layer names a layer twice:"):
-        ask(["0", "0"], mlp.asked, by="sample", score="gradient")
-    with pytest.raises(BadInput, match="by must name at least one column"):
-        ask("*", mlp.asked, score="gradient")
-    with pytest.raises(NotFound, match="nix"):
-        ask("nix", mlp.asked, by="sample", score="gradient")
-    with pytest.raises(EmptyMask):
-        ask("*", mlp.asked, by="sample", score="gradient", where="label > 99")
-    one = LayerGradients(np.ones((1, 5)), np.ones((1, 5)), np.zeros(1, dtype=int))
-    with pytest.raises(BadInput, match="are of 5 to 5"):
-        ask("*", ExampleGradients(1, {"0": one}), by="sample", score="gradient")
-    with pytest.raises(NotFound, match="lack gradients in"):
-        ask("2", ExampleGradients(1, {"0": one}), by="sample", score="gradient")
-    with pytest.raises(BadInput, match="outside 0 to 0"):
-        ExampleGradients(1, {"0": LayerGradients(np.ones((1, 5)), np.ones((1, 5)), np.ones(1, dtype=int))})
-    with pytest.raises(
-        BadInput, match=r"count must be a whole number of at least 1, not \{'0': LayerGradients.* Pass the number"
-    ) as swapped:
-        ExampleGradients({"0": one}, 1)
+def gradients_of(keys, errors, examples=1):
+    return LayerGradients(keys, errors, np.full(len(keys), examples - 1))
+
+
+ONE = gradients_of(np.ones((1, 5)), np.ones((1, 5)))
+SCORE = {"score": "gradient"}
+BY = {"by": "sample", **SCORE}
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "ask"),
+    [
+        (BadInput, "needs the gradients of examples as its queries", lambda m: m.group_sum("*", np.ones((1, 5)), **BY)),
+        (NotFound, "no query set 'test'", lambda m: m.topk("*", "test/17", **SCORE)),
+        (BadInput, "are of 5 to 5", lambda m: m.group_sum("*", ExampleGradients(1, {"0": ONE}), **BY)),
+        (NotFound, "lack gradients in", lambda m: m.group_sum("2", ExampleGradients(1, {"0": ONE}), **BY)),
+        (BadInput, "must map layer names to LayerGradients", lambda m: ExampleGradients(1, [ONE])),
+        (BadInput, "must map layer names to LayerGradients", lambda m: ExampleGradients(1, {"0": np.ones((1, 5))})),
+        (
+            BadInput,
+            "outside 0 to 0",
+            lambda m: ExampleGradients(1, {"0": gradients_of(np.ones((1, 5)), np.ones((1, 5)), 2)}),
+        ),
+        (BadInput, "one row for each of the 1 keys, not 2", lambda m: gradients_of(np.ones((1, 5)), np.ones((2, 5)))),
+        (BadInput, "contains NaN or infinity", lambda m: gradients_of(np.full((1, 5), np.nan), np.ones((1, 5)))),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused(mlp, error, said, ask):
+    with pytest.raises(error, match=said):
+        ask(mlp.memory)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "method", "layer", "options"),
+    [
+        (BadInput, 'by cannot be used with score="gradient"', "topk", "*", {"by": "label"}),
+        (BadInput, 'target cannot be used with score="gradient"', "topk", "*", {"target": 1}),
+        (BadInput, "layer names a layer twice:", "group_sum", ["0", "0"], {"by": "sample"}),
+        (BadInput, "by must name at least one column", "group_sum", "*", {}),
+        (NotFound, "nix", "group_sum", "nix", {"by": "sample"}),
+        (EmptyMask, "matches no", "group_sum", "*", {"by": "sample", "where": "label > 99"}),
+    ],
+)
+def test_questions_that_do_not_fit_gradients_are_refused(mlp, error, said, method, layer, options):
+    with pytest.raises(error, match=said):
+        getattr(mlp.memory, method)(layer, mlp.asked, score="gradient", **options)
+
+
+def test_a_message_about_swapped_arguments_is_short():
+    said = r"count must be a whole number of at least 1, not \{'0': LayerGradients.* Pass the number"
+    with pytest.raises(BadInput, match=said) as swapped:
+        ExampleGradients({"0": ONE}, 1)
     assert len(str(swapped.value)) < 200
-    for layers in ([one], {"0": np.ones((1, 5))}):
-        with pytest.raises(BadInput, match="must map layer names to LayerGradients"):
-            ExampleGradients(1, layers)
-    with pytest.raises(BadInput, match="errors must have one row for each of the 1 keys, not 2"):
-        LayerGradients(np.ones((1, 5)), np.ones((2, 5)), np.zeros(1, dtype=int))
-    with pytest.raises(BadInput, match="contains NaN or infinity"):
-        LayerGradients(np.full((1, 5), np.nan), np.ones((1, 5)), np.zeros(1, dtype=int))
 
 
-def test_losses_and_labels_that_do_not_fit_are_refused(mlp):
-    inputs, labels = mlp.tests
-    with pytest.raises(BadInput, match="one number for each of") as refused:
-        mlp.memory.gradients(mlp.model, inputs, labels, nn.functional.cross_entropy)
-    assert refused.value.field == "loss"
-    with pytest.raises(BadInput, match="has 3 examples but 2 labels"):
-        mlp.memory.gradients(mlp.model, inputs, labels[:2], loss)
-    with pytest.raises(BadInput, match="is nan for example 1"):
-        mlp.memory.gradients(mlp.model, inputs, labels, lambda output, _: output[:, 0] / torch.tensor([1.0, 0, 1]) * 0)
-    with pytest.raises(BadInput, match="lacks every layer"):
-        mlp.memory.gradients(nn.Linear(5, 3), inputs, labels, loss)
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("one number for each of", {"loss": nn.functional.cross_entropy}),
+        ("has 3 examples but 2 labels", {"labels": torch.zeros(2, dtype=torch.long)}),
+        ("is nan for example 1", {"loss": lambda output, _: output[:, 0] / torch.tensor([1.0, 0, 1]) * 0}),
+        ("lacks every layer", {"model": nn.Linear(5, 3)}),
+    ],
+)
+def test_losses_labels_and_models_that_do_not_fit_are_refused(mlp, said, change):
+    usual = {"model": mlp.model, "inputs": mlp.tests[0], "labels": mlp.tests[1], "loss": loss}
+    with pytest.raises(BadInput, match=said):
+        mlp.memory.gradients(*(usual | change).values())
 
 
 def test_a_memory_without_values_is_refused(tmp_path):

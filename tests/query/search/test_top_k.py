@@ -73,9 +73,11 @@ def cases(draw):
     rows, d, n = draw(st.integers(1, 150)), draw(st.sampled_from([1, 2, 3, 7, 16, 33])), draw(st.integers(1, 4))
     keys = rng.normal(size=(rows, d)).astype(np.float32)
     queries = rng.normal(size=(n, d)).astype(np.float32)
-    kind = draw(st.sampled_from(["normal", "duplicates", "zeros", "near ties", "tiny", "huge", "mixed"]))
+    kind = draw(st.sampled_from(["normal", "duplicates", "zeros", "near ties", "tiny", "huge", "mixed", "ties"]))
     if kind == "duplicates":
         keys = keys[rng.integers(0, max(1, rows // 8), rows)]
+    elif kind == "ties":
+        keys, queries = (rng.integers(-1, 2, own.shape).astype(np.float32) for own in (keys, queries))
     elif kind == "zeros":
         keys[rng.random(rows) < 0.7] = 0
         queries[0] = 0

@@ -181,16 +181,19 @@ def test_what_was_deleted_stands(tmp_path):
     np.testing.assert_allclose(found.initial, before.initial, atol=1e-12)
 
 
-def test_what_cannot_be_asked_is_refused():
-    engine, queries = Case().engine, Case().queries
-    with pytest.raises(BadInput, match="by must name at least one column"):
-        engine.contributions("fc", queries)
-    with pytest.raises(NotFound, match="no slot column 'labl'"):
-        engine.contributions("fc", queries, "labl")
-    with pytest.raises(EmptyMask):
-        engine.contributions("fc", queries, "label", "label > 99")
-    with pytest.raises(BadInput, match="at_step must be at most 12, the number of recorded steps, not 99"):
-        engine.contributions("fc", queries, "label", at_step=99)
+@pytest.mark.parametrize(
+    ("error", "said", "asked"),
+    [
+        (BadInput, "by must name at least one column", {}),
+        (NotFound, "no slot column 'labl'", {"by": "labl"}),
+        (EmptyMask, "", {"by": "label", "where": "label > 99"}),
+        (BadInput, "at_step must be at most 12, the number of recorded steps, not 99", {"by": "label", "at_step": 99}),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(error, said, asked):
+    case = Case()
+    with pytest.raises(error, match=said):
+        case.engine.contributions("fc", case.queries, **asked)
 
 
 def test_many_groups_are_answered_in_passes(monkeypatch):

@@ -252,19 +252,25 @@ def test_a_direction_that_is_none_is_refused(target):
         assert "target" in refused.value.message
 
 
-def test_a_contribution_needs_a_direction_and_other_scores_take_none():
+ALONG = {"score": "contribution", "target": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "asked"),
+    [
+        (BadInput, "needs target", {"score": "contribution"}),
+        (BadInput, "target cannot be used with", {"target": 1}),
+        (BadInput, "at_step cannot be used with", {"at_step": 3}),
+        (BadInput, "allow_inexact cannot be used with", {"allow_inexact": True}),
+        (BadInput, "Pass them to Target", ALONG | {"target": dualform.Target(1), "at_step": 2}),
+        (BadInput, "13", ALONG | {"at_step": 13}),
+        (EmptyMask, "No update before step 0", ALONG | {"at_step": 0}),
+    ],
+)
+def test_a_contribution_needs_a_direction_and_other_scores_take_none(error, said, asked):
     case = Case()
-    with pytest.raises(BadInput, match="needs target"):
-        case.engine.topk("fc", case.queries, score="contribution")
-    for name, value in (("target", 1), ("at_step", 3), ("allow_inexact", True)):
-        with pytest.raises(BadInput, match=f"{name} cannot be used with"):
-            case.engine.topk("fc", case.queries, **{name: value})
-    with pytest.raises(BadInput, match="Pass them to Target"):
-        case.engine.topk("fc", case.queries, score="contribution", target=dualform.Target(1), at_step=2)
-    with pytest.raises(BadInput, match="13"):
-        case.engine.topk("fc", case.queries, score="contribution", target=1, at_step=13)
-    with pytest.raises(EmptyMask, match="No update before step 0"):
-        case.engine.topk("fc", case.queries, score="contribution", target=1, at_step=0)
+    with pytest.raises(error, match=said):
+        case.engine.topk("fc", case.queries, **asked)
 
 
 def test_a_layer_without_values_is_refused():

@@ -187,21 +187,21 @@ def test_a_training_that_was_cut_off_has_no_reconstruction_but_weights():
     assert found["norm.scale"].tolist() == [1, 2]
 
 
-def test_bad_questions_are_refused():
+@pytest.mark.parametrize(
+    ("error", "said", "asked"),
+    [
+        (BadInput, "at_step must be at most 12, the number of recorded steps, not 13", {"at_step": 13}),
+        (EmptyMask, "", {"where": "label = 9"}),
+        (BadMask, "", {"where": "label = "}),
+        (NotFound, "no dataset 'mnist'", {"where": "dataset = 'mnist'"}),
+    ],
+)
+def test_bad_questions_are_refused(error, said, asked):
     case = Case()
-    with pytest.raises(BadInput, match="at_step must be at most 12, the number of recorded steps, not 13") as caught:
-        case.engine.output("fc", case.queries, at_step=13)
-    assert caught.value.field == "at_step"
-    with pytest.raises(BadInput, match="at_step must be at most 12"):
-        case.engine.weights(at_step=13)
-    with pytest.raises(EmptyMask):
-        case.engine.output("fc", case.queries, where="label = 9")
-    with pytest.raises(EmptyMask):
-        case.engine.weights("label = 9")
-    with pytest.raises(BadMask):
-        case.engine.weights("label = ")
-    with pytest.raises(NotFound, match="no dataset 'mnist'"):
-        case.engine.weights("dataset = 'mnist'")
+    for ask in (lambda: case.engine.output("fc", case.queries, **asked), lambda: case.engine.weights(**asked)):
+        with pytest.raises(error, match=said) as caught:
+            ask()
+        assert caught.value.field in asked
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 20])
