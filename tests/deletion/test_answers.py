@@ -76,6 +76,15 @@ def test_their_sum_stands_whatever_a_mask_leaves(sgd, tmp_path):
     for name, own in some(brought.items()):
         assert np.abs(own).max() > 1e-4
         assert np.allclose(after[name], before[name] + own, rtol=0, atol=2e-6)
+    queries = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    every, stays, left = (
+        engine.contributions("4", queries, "label", where)
+        for engine, where in ((whole, None), (whole, OTHERS), (sgd.engine, None))
+    )
+    assert left.groups == stays.groups
+    np.testing.assert_allclose(left.sums, stays.sums, atol=1e-12)
+    np.testing.assert_allclose(left.unrecorded_change, (every.sums - stays.sums).sum(1), atol=1e-12)
+    np.testing.assert_allclose(left.initial, every.initial, atol=1e-12)
 
 
 def test_steps_before_the_first_are_as_they_were_and_those_after_are_refused(sgd):

@@ -273,14 +273,6 @@ def test_a_contribution_needs_a_direction_and_other_scores_take_none(error, said
         case.engine.topk("fc", case.queries, **asked)
 
 
-def test_a_layer_without_values_is_refused():
-    keys = np.ones((3, 2), dtype=np.float32)
-    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0, 1, 2]}))
-    for ask in (engine.topk, engine.group_sum):
-        with pytest.raises(Inexact, match="cannot be reconstructed"):
-            ask("fc", keys[0], by="label", score="contribution", target=0)
-
-
 @pytest.mark.parametrize("backend", ["numpy", "int8"])
 @pytest.mark.parametrize("target", [1, [1.0, 1.0, 0.0]])
 def test_values_that_are_not_finite_are_refused_unless_they_are_masked_out(target, backend):

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
@@ -353,24 +352,6 @@ def test_the_whole_beside_a_mask_takes_no_pass_of_its_own(by_adamw, monkeypatch)
         assert all(torch.equal(own, masked[name]) for name, own in memory.weights("label <> 1").items())
 
 
-def test_a_gradient_that_all_but_cancels_gathers_the_move_in_one_entry(tmp_path):
-    """Two rows of each batch push one entry to opposite sides, but for a thousandth."""
-    model = nn.Linear(150, 1, bias=False)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    x = torch.ones(2, 150)
-    x[1] = -0.5
-    x[1, 7] = -0.999
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m"), optimizer, 20, lambda _: model(x).sum(), label=[0, 1]
-    )
-    with dualform.open(tmp_path / "m") as memory:
-        (one,) = memory.cancellation("label = 0").concentrations.values()
-        moved = (memory.weights("label = 0")["weight"] - memory.weights()["weight"]).abs().reshape(-1)
-    assert int(moved.argmax()) == 7
-    assert one.share > 0.99
-    assert one.greatest == pytest.approx(999 / math.sqrt(150), rel=0.01)
-
-
 def test_masks_of_two_spaces_and_a_block_that_layers_share(tmp_path):
     """The figures are of the weights that the same masks leave."""
     embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9)
@@ -393,15 +374,6 @@ def test_masks_of_two_spaces_and_a_block_that_layers_share(tmp_path):
     share, greatest = oracle(*(one.numpy().reshape(-1) for one in (masked, whole, initial)))
     assert found["0"].share == pytest.approx(share, rel=1e-3)
     assert found["0"].greatest == pytest.approx(greatest, rel=1e-3)
-
-
-@given(st.lists(st.floats(0, 1e200), min_size=1, max_size=300).filter(any), st.floats(1e-3, 1e3))
-def test_figures_of_any_moves(moves, way):
-    found = _figures(np.array(moves), way)
-    scaled = np.array(moves) / max(moves)
-    squares = np.sort(scaled**2)[::-1]
-    assert found.share == pytest.approx(squares[: math.ceil(len(moves) / 100)].sum() / squares.sum())
-    assert found.greatest == pytest.approx(max(moves) / way)
 
 
 def test_what_never_moved_as_a_whole():

@@ -18,7 +18,6 @@ from dualform.query.weights.reconstruction import RebuiltWeights
 from dualform.query.where import mask
 from dualform.questions import Output, arguments
 from dualform.rules import Update, named
-from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.query import arrays
 from tests.query.plain_case import BATCH, STEPS, Case, some_cases
@@ -75,12 +74,6 @@ def test_weights_are_a_state_dict_under_the_models_own_names():
     np.testing.assert_allclose(case.engine.weights()["fc.weight"], whole["fc.weight"])
 
 
-def test_the_initial_network_is_that_of_step_0():
-    case = Case()
-    wanted = case.queries.astype(float) @ case.weight.T.astype(float) + case.bias
-    np.testing.assert_allclose(case.engine.output("fc", case.queries, at_step=0), wanted, rtol=1e-6)
-
-
 def test_cancellation_is_the_sum_of_norms_over_the_norm_of_the_sum():
     case = Case()
     removed = case.labels == 2
@@ -101,13 +94,6 @@ def test_a_reconstruction_says_how_well_the_weights_are_rebuilt():
         weight, bias = case.rebuilt(case.labels >= 0)
         moved = np.sqrt(((weight - case.weight) ** 2).sum() + ((bias + 1 - case.bias) ** 2).sum())
         assert reconstruction.reconstruction_error == pytest.approx(2 / moved, rel=1e-5)
-
-
-def test_a_layer_that_never_moved_is_rebuilt_or_not_at_all():
-    case = Case()
-    case.memory.end = dict(case.memory.start)
-    assert case.engine.verify()["fc"].reconstruction_error == math.inf
-    assert not case.engine.verify()["fc"].exact
 
 
 @pytest.mark.parametrize(
@@ -153,22 +139,16 @@ def test_what_is_far_from_the_record_is_refused_with_the_reason(options, reason)
     assert case.engine.topk("fc", case.queries[0], k=1).ids.shape == (1,)
 
 
-@pytest.mark.parametrize("count", [1, 3, 12])
-def test_layers_that_cannot_be_rebuilt_have_a_line_each(count):
-    names = [f"layer{number}" for number in range(count)]
+def test_of_many_layers_that_cannot_be_rebuilt_ten_have_a_line_each():
+    names = [f"layer{number}" for number in range(12)]
     keys = {name: np.ones((4, 2), np.float32) for name in names}
     values = {name: np.ones((4, 1), np.float32) for name in names}
     memory = arrays.memory(keys, {"label": [1, 2, 1, 2]}, values=values, rule="")
     with arrays.engine(memory) as engine, pytest.raises(Inexact) as caught:
         engine.weights()
-    first, *lines = caught.value.message.splitlines()
-    if count == 1:
-        why = "Layer 'layer0' cannot be reconstructed: Rprop has no update rule."
-        assert first == f"The network cannot be reconstructed: {why}"
-        return
-    assert first == "The network cannot be reconstructed:"
-    said = [f"  Layer {name!r} cannot be reconstructed: Rprop has no update rule." for name in names]
-    assert lines == (said if count == 3 else [*said[:10], "  2 more layers."])
+    said = [f"  Layer {name!r} cannot be reconstructed: Rprop has no update rule." for name in names[:10]]
+    lines = caught.value.message.splitlines()
+    assert lines == ["The network cannot be reconstructed:", *said, "  2 more layers."]
 
 
 def test_layers_without_values_answer_scores_only():
@@ -191,8 +171,8 @@ def test_a_training_that_was_cut_off_has_no_reconstruction_but_weights():
     ("error", "said", "asked"),
     [
         (BadInput, "at_step must be at most 12, the number of recorded steps, not 13", {"at_step": 13}),
-        (EmptyMask, "", {"where": "label = 9"}),
-        (BadMask, "", {"where": "label = "}),
+        (EmptyMask, "matches none", {"where": "label = 9"}),
+        (BadMask, "where", {"where": "label = "}),
         (NotFound, "no dataset 'mnist'", {"where": "dataset = 'mnist'"}),
     ],
 )
@@ -204,25 +184,18 @@ def test_bad_questions_are_refused(error, said, asked):
         assert caught.value.field in asked
 
 
-@pytest.mark.parametrize("budget", [1, 1 << 20])
-def test_values_of_repeated_keys_are_added_up_column_range_by_column_range(budget, monkeypatch):
+@pytest.mark.parametrize("budget", [1, 20_000, 1 << 28])
+def test_weights_of_repeated_keys_do_not_depend_on_column_ranges_or_on_the_number_of_cores(budget, monkeypatch, rng):
     monkeypatch.setattr(slot_products, "BUDGET", budget)
     monkeypatch.setattr(slot_products, "_PIECE", 16)
-    case = Case(repeats=True)
-    found, (weight, bias) = case.engine.weights(), case.rebuilt(case.labels >= 0)
-    np.testing.assert_allclose(found["fc.weight"], weight, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(found["fc.bias"], bias, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("budget", [20_000, 1 << 28])
-def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, monkeypatch, rng):
-    monkeypatch.setattr(slot_products, "BUDGET", budget)
     rows, d_in, d_out = 40, 70, 300
+    keys, values = rng.normal(size=(rows, d_in)).astype(np.float32), rng.normal(size=(400, d_out)).astype(np.float32)
+    of_slot = np.r_[np.arange(rows), rng.integers(0, rows, 400 - rows)]
     made = arrays.memory(
-        {"fc": rng.normal(size=(rows, d_in)).astype(np.float32)},
+        {"fc": keys},
         {"step": np.arange(400).tolist()},
-        values={"fc": rng.normal(size=(400, d_out)).astype(np.float32)},
-        rows_of_slots={"fc": np.r_[np.arange(rows), rng.integers(0, rows, 400 - rows)]},
+        values={"fc": values},
+        rows_of_slots={"fc": of_slot},
         initial={"fc.weight": np.zeros((d_out, d_in), np.float32), "fc.bias": np.zeros(d_out, np.float32)},
     )
     found = set()
@@ -230,8 +203,10 @@ def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, m
         monkeypatch.setattr(slot_products, "cores", lambda count=count: count)
         view = arrays.engine(made)._view
         layer, selection = view.snapshot.layer("fc"), mask.selection(view, view.snapshot.layer("fc"), None)
-        found.add(slot_products.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
+        weight = slot_products.slot_sum(view, layer, selection, None, lambda: None).weight
+        found.add(weight.tobytes())
     assert len(found) == 1
+    np.testing.assert_allclose(weight, -0.1 * values.T.astype(float) @ keys[of_slot], rtol=1e-9, atol=1e-12)
 
 
 def test_what_a_mask_removes_is_not_what_its_opposite_leaves():
@@ -271,31 +246,6 @@ def witness(*steps):
 )
 def test_a_row_speaks_for_its_own_moment_and_two_for_the_time_between(steps, at_step, expected):
     assert witness(*steps).around(at_step).tolist() == expected
-
-
-def test_a_jump_is_a_distance_far_above_the_noise():
-    of = Distances(
-        "w", np.arange(4), np.array([1e-8, 7e-8, 9e-8, 1.0]), np.zeros(4), np.ones(4), np.zeros(4), np.full(4, 1e-8)
-    )
-    assert of.jump(1) is None
-    assert of.jump(2) == of.jump(3) == 2
-
-
-def test_each_parameter_must_be_exact_by_itself():
-    """A bias that is off hides behind a weight that went a hundred times as far, where only their sum is looked at."""
-    case = Case()
-    table = case.memory.table("watch")
-    watched = table.to_pylist()
-    for row in watched:
-        if row["parameter"] == "fc.bias":
-            row |= {"accumulated": 5e-3, "way": 1.0}
-        else:
-            row |= {"accumulated": 1e-6, "way": 100.0}
-    changed = table.from_pylist(watched, schema=table.schema)
-    case.memory.table = lambda name: changed if name == "watch" else Snapshot.table(case.memory, name)
-    layer = arrays.engine(case.memory).info().layers[0]
-    assert not layer.exact
-    assert layer.reason == "float32 rounding of small steps."
 
 
 def test_beyond_the_bound_nothing_is_answered_unasked():

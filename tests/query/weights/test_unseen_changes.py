@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ import dualform
 from dualform.errors import Inexact
 from dualform.query.weights import exactness
 from dualform.store.reading.snapshot import Snapshot
-from tests.cases import some
 from tests.query.trained import train
 from tests.trainings import record_steps
 
@@ -93,21 +91,6 @@ def test_a_weight_of_another_shape_ends_no_training(tmp_path):
     assert [status.name for status in found.values()] == ["exact", "approximate"]
 
 
-def test_gradients_that_were_zeroed_are_no_updates(tmp_path):
-    steps = count()
-
-    def update(model, optimizer, backward):
-        backward()
-        if next(steps) % 2:
-            optimizer.step()
-
-    memory = trained_net(tmp_path / "m", update=update).engine
-    slots = np.arange(8 * FEW_STEPS)
-    taken, coefficients = memory.slots(slots)["step"] % 2 == 1, memory.coefficients("0", slots)
-    assert (coefficients[~taken] == 0).all()
-    assert coefficients[taken] == pytest.approx(-0.1, rel=1e-6)
-
-
 def test_a_single_number_is_held_to_the_factor_of_its_layer(tmp_path):
     """A penalty on a bias of one number would pass for a factor: one number is parallel to any other."""
     model = net(outputs=1)
@@ -154,26 +137,6 @@ def test_the_last_update_before_a_crash_is_not_taken_for_granted(tmp_path):
         recorder.flush()
         assert first().name == "approximate"
         assert "not seen" not in first().reason
-
-
-@pytest.mark.parametrize(("dtype", "foreach"), [(torch.float16, False), (torch.bfloat16, True)], ids=str)
-def test_what_half_precision_loses_of_small_steps_is_followed_or_off(tmp_path, dtype, foreach):
-    """Rounding is followed as the plain loop of the optimizer rounds; foreach's own is not."""
-    model = net().to(dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=foreach)
-    x, y = torch.randn(12, 5, dtype=dtype), torch.randint(0, 3, (12,))
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m"),
-        optimizer,
-        FEW_STEPS,
-        lambda _: cross_entropy(model(x).float(), y),
-    )
-    with dualform.open(tmp_path / "m") as memory:
-        reconstructions = memory.verify()
-        for layer in some(memory.info().layers):
-            assert (layer.status.name == "approximate") == foreach
-            error = reconstructions[layer.name].reconstruction_error
-            assert (error is None or error > 1e-2) == foreach  # None: it moved less than rounding
 
 
 WIDTH = 64
