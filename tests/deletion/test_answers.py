@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,38 +134,6 @@ def test_a_run_behind_takes_the_sum_on(tmp_path):
     assert both.verify()[""].reconstruction_error < 1e-6
 
 
-def test_a_rule_with_a_scale_leaves_scores(tmp_path):
-    trained = _adam(tmp_path / "run")
-    told = dualform.delete(tmp_path / "run", "sample IN (43, 44)")
-    engine = dualform.open(tmp_path / "run")
-    assert (told.summed, told.scores_only, told.first_step) == ((), ("0", "2"), 5)
-    for before, after in zip(trained["answers"], answers(engine, None), strict=True):
-        assert before.tobytes() == after.tobytes()
-    with pytest.raises(Inexact, match="2 of its slots were deleted, the first of step 5, and AdamW's updates"):
-        engine.weights()
-    with pytest.raises(Inexact):
-        engine.output("0", np.ones((1, 5), np.float32), allow_inexact=True)
-    assert engine.verify()["0"].status.name == "scores only"
-    weights = engine.weights(at_step=5)
-    for name, own in trained["history"][5].items():
-        assert torch.allclose(weights[name], own, rtol=0, atol=1e-6)
-    assert check_memory(tmp_path / "run") == []
-
-
-def _adam(path: Path) -> dict:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    history = []
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for step in range(10):
-            history.append({name: own.clone() for name, own in model.state_dict().items()})
-            x, y = torch.randn(8, 5), torch.randint(3, (8,))
-            with recorder.step(label=y, sample=np.arange(8) + 8 * step):
-                learn(optimizer, cross_entropy(model(x), y))
-    return {"history": history, "answers": answers(dualform.open(path), "sample NOT IN (43, 44)")}
-
-
 def test_a_resumed_training_deletes_in_all_of_its_runs(tmp_path):
     """SGD and AdamW, a run that another one replaced, and rows behind the moment from which the training went on."""
     path, file = tmp_path / "run", tmp_path / "checkpoint.pt"
@@ -223,6 +190,7 @@ def test_a_layer_that_had_none_of_them_stays_as_it_was(tmp_path):
     engine = dualform.open(tmp_path / "run")
     queries = np.ones((2, 4), np.float32)
     before, reconstruction = engine.output("others", queries, where="step > 2"), engine.verify()["others"]
+    first = engine.weights(at_step=2)
     assert opened(tmp_path / "run").table("products").num_rows == 10
     told = dualform.delete(tmp_path / "run", "sample IN (13, 24, 25)")
     assert told.scores_only == ("theirs",)
@@ -230,6 +198,11 @@ def test_a_layer_that_had_none_of_them_stays_as_it_was(tmp_path):
     assert engine.output("others", queries, where="step > 2").values.tobytes() == before.values.tobytes()
     assert engine.verify()["others"] == reconstruction
     assert engine.verify()["theirs"].status.name == "scores only"
+    assert all(torch.equal(own, first[name]) for name, own in engine.weights(at_step=2).items())
+    with pytest.raises(Inexact, match="3 of its slots were deleted, the first of step 2, and AdamW's updates"):
+        engine.weights()
+    with pytest.raises(Inexact):
+        engine.output("theirs", queries, allow_inexact=True)
 
 
 class _Patches(nn.Module):

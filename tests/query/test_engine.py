@@ -7,8 +7,6 @@ import shutil
 import weakref
 from collections import Counter
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +17,8 @@ import dualform
 from dualform import kernels
 from dualform.kernels import workers
 from dualform.query.view import Counts
-from dualform.query.weights import coefficients, output
-from dualform.questions import QuerySetExamples
-from dualform.store import query_sets
+from dualform.query.weights import output
 from dualform.store.files import segment
-from tests.store import small_memory
 from tests.store.small_memory import batches_of, open_writer, write
 from tests.trainings import record_steps
 
@@ -104,43 +99,6 @@ def test_a_refresh_holds_nothing_of_the_memory_before(tmp_path, backend, committ
     assert memory.refresh()
     expected = answers(dualform.open(folder, backend=backend))
     assert answers(memory) == expected != before
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("kept") / "run"
-    small_memory.write(path, [20, 20])
-    return path
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:
-    """The calls of a function from here on."""
-    calls, plain = list[str](), getattr(module, name)
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        calls.append(name)
-        return plain(*arguments, **named)
-
-    monkeypatch.setattr(module, name, call)
-    return calls
-
-
-def test_a_query_set_is_read_once_for_all_questions_by_its_rows(kept, monkeypatch):
-    with dualform.open(kept) as engine:
-        reads = counted(monkeypatch, query_sets, "read_checked")
-        for row in range(3):
-            engine.topk("layer-0", QuerySetExamples("test", (row,)))
-            engine.group_sum("layer-0", QuerySetExamples("test", (row,)), "label")
-        assert len(reads) == 2  # its queries, and its outputs: this old memory does not say how many examples it has
-
-
-def test_coefficients_are_made_once_for_all_masks(kept, monkeypatch):
-    with dualform.open(kept) as engine:
-        made = counted(monkeypatch, coefficients, "coefficients")
-        engine.output("layer-0", QuerySetExamples("test", (0,)), where="slot <> 0", allow_inexact=True)
-        of_its_parameters = len(made)
-        engine.output("layer-0", QuerySetExamples("test", (0,)), where="slot <> 1", allow_inexact=True)
-        assert 0 < of_its_parameters == len(made)
 
 
 def grown(before: Counts, after: Counts) -> dict[str, float]:

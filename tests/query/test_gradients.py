@@ -392,21 +392,6 @@ def test_losses_labels_and_models_that_do_not_fit_are_refused(mlp, said, change)
         mlp.memory.gradients(*(usual | change).values())
 
 
-def test_a_memory_without_values_is_refused(tmp_path):
-    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m", values=False, quiet=True),
-        optimizer,
-        1,
-        lambda _: loss(model(torch.randn(2, 5)), torch.tensor([0, 1])).sum(),
-    )
-    memory = dualform.open(tmp_path / "m")
-    one = LayerGradients(np.ones((1, 5)), np.ones((1, 6)), np.zeros(1, dtype=int))
-    with pytest.raises(Inexact, match="keys and values"):
-        memory.topk("*", ExampleGradients(1, {"0": one}), score="gradient")
-
-
 def test_passes_of_a_part_of_the_examples_take_their_labels(mlp):
     examples = Examples("some", *mlp.tests, loss)
     part = SignalPasses(mlp.model, [], {}, examples, 1, 9)

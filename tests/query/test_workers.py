@@ -37,6 +37,15 @@ def test_the_first_failure_is_raised_and_ends_the_others():
     assert len(done) < 100_000
 
 
+def test_a_failing_list_of_tasks_is_heard_of():
+    def tasks():
+        yield 1
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        divide(tasks(), lambda worker, task: None)
+
+
 class Interrupted(threading.Thread):
     """Shares work among three, of whom `end` ends the first; then the others are let go on, after a while."""
 

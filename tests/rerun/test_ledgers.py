@@ -184,10 +184,3 @@ def test_too_little_room_is_refused_before_the_training_begins(memories, tmp_pat
         dualform.Rerun(model, optimizer, memories / "m", [influence])
     with pytest.raises(BadInput, match="5 examples and 24 groups of sample"):
         dualform.ledger(memories / "stored", model, influence)
-
-
-def test_a_memory_with_keys_needs_no_rerun(memories):
-    model = LINEAR.make()
-    with pytest.raises(BadInput, match="stores its keys, so it needs no rerun") as refused:
-        dualform.Rerun(model, LINEAR.optimizer(model), memories / "stored", [LINEAR.influence()])
-    assert "dualform.ledger" in refused.value.hint

@@ -9,9 +9,7 @@ import dualform
 from dualform import GroupSum, QuerySetExamples, TopK, Vectors
 from dualform.query.sums import grouping
 from dualform.query.sums.key_sums import BLOCK
-from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
-from tests.query import oracle
 from tests.trainings import take_steps
 
 from .trained import Training
@@ -86,34 +84,6 @@ def test_sums_of_many_groups_are_the_stored_memorys(runs, monkeypatch):
     signed, absolute = reran(runs, questions, window_bytes=1)
     assert_same(signed, runs[0].ask(questions[0]))
     assert_near(absolute, runs[0].ask(questions[1]))
-
-
-def test_answers_are_those_of_float64_over_every_slot(runs):
-    engine, _, _ = runs
-    memory = Snapshot.open(engine.path)
-    (space,) = memory.manifest.spaces
-    query, slots = QUERIES.rows[:1], memory.count(space)
-    keys = memory.keys("2").of_entries(np.arange(slots))
-    scores = oracle.scores(keys, query[0])
-    groups = oracle.groups([memory.column(space, "label").tolist()], [True] * slots)
-    hits, by, signed, absolute = reran(
-        runs,
-        [
-            TopK("2", Vectors(query), k=20),
-            TopK("2", Vectors(query), k=4, by=("label",)),
-            GroupSum("2", Vectors(query), by=("label",)),
-            GroupSum("2", Vectors(query), by=("label",), score="abs"),
-        ],
-        window_bytes=1,
-    )
-    assert hits.slots[0].tolist() == oracle.best(scores, range(slots), 20)
-    np.testing.assert_allclose(hits.scores[0], np.float32([scores[slot] for slot in hits.slots[0]]), rtol=1e-6)
-    assert [g.tolist() for g in by.slots[0]] == [oracle.best(scores, own, 4) for own in groups.values()]
-    assert list(signed.groups) == list(groups)
-    size = [sum(abs(scores[slot]) for slot in own) for own in groups.values()]
-    error = signed.sums[0] - [sum(scores[slot] for slot in own) for own in groups.values()]
-    assert (np.abs(error) <= 1e-12 * np.array(size)).all()
-    np.testing.assert_allclose(absolute.sums[0], size, rtol=1e-12)
 
 
 def test_questions_may_be_put_as_an_engine_takes_them(runs):

@@ -17,14 +17,12 @@ from dualform.query.score import canonical
 from dualform.query.score.backends import torch as torch_file
 from dualform.query.score.backends.torch import DeviceCopies, DeviceScreen, TorchDeviceBackend
 from dualform.query.score.canonical import canonical_scores, score_pairs
-from dualform.query.search import codes as codes_file
 from dualform.query.search.codes import (
     WIDEST,
     Codes,
     CodesCache,
     quantise,
     quantise_queries,
-    quantise_source,
 )
 from dualform.query.search.screen import Request, screen
 from dualform.store.rows import Keys
@@ -118,16 +116,6 @@ def test_rescoring_holds_no_more_segments_than_it_may(monkeypatch, rng):
 @pytest.mark.parametrize("width", [1, 4, 5, 33])
 def test_the_size_of_codes_is_known_before_they_are_made(rows, width):
     assert Codes.bytes_of(rows, width) == quantise(np.ones((rows, width), np.float32)).nbytes
-
-
-def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
-    keys, queries = rng.normal(size=(96, 1)).astype(np.float32), np.ones((1, 1), np.float32)
-    made = []
-    monkeypatch.setattr(codes_file, "quantise_source", lambda source: made.append(source) or quantise_source(source))
-    # Codes of keys of one number take more room than the keys: padding to four numbers, and four numbers a row.
-    cache = CodesCache(Codes.bytes_of(16, 1))
-    screen(arrays.keys_of(keys, 16), cache, queries, Request(2, 1, None, False), lambda: None)
-    assert len(made) == 6
 
 
 def test_arguments_keep_their_arrays_alive():
@@ -256,16 +244,6 @@ class Device:
 
     def copies(self) -> DeviceCopies:
         return DeviceCopies(self.upload, lambda: self.room)
-
-
-def test_a_block_is_copied_once():
-    device, keys = Device(1 << 20), np.ones((100, 8), np.float32)
-    copies = device.copies()
-    for _ in range(3):
-        assert np.array_equal(copies.get(keys[20:50]), keys[20:50])
-    assert device.uploads == 1
-    copies.get(keys[20:51])
-    assert (device.uploads, len(copies)) == (2, 2)
 
 
 def test_a_copy_goes_with_its_block():

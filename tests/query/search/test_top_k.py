@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dualform import kernels
 from dualform.errors import Inexact, NotFound
 from dualform.query.engine import Engine
 from dualform.query.score.canonical import as_float32, bound, canonical_scores, norms
@@ -207,13 +206,6 @@ def test_many_groups_take_the_sorting_path(backend, rng):
         assert [s.tolist() for s in hits.slots[i]] == [oracle.best(expected, m, 2) for m in groups.values()]
 
 
-def test_many_rows_that_tie_exactly_come_in_slot_order(backend):
-    case = {"rows": np.ones((40_000, 3), np.float32), "of_slot": None, "labels": [0] * 40_000, "segment_rows": 700}
-    hits = engine_of(case, backend).topk("fc", [1, 2, 3], k=25)
-    assert hits.slots[0].tolist() == list(range(25))
-    assert hits.scores[0].tolist() == [6.0] * 25
-
-
 def test_queries_can_be_keys_of_slots_and_rows_of_query_sets(rng):
     keys = rng.normal(size=(30, 4)).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 30}))
@@ -252,64 +244,3 @@ def test_sums_are_those_of_exact_arithmetic(case, many):
         cosines = exact_cosines(case["keys"], query)
         expected = [math.fsum(cosines[slot] for slot in members) for members in groups.values()]
         np.testing.assert_allclose(sums.sums[i], expected, rtol=0, atol=1e-13 * len(stays))
-
-
-@MORE
-@given(case=cases(), power=st.integers(-20, 20), rows=st.integers(0, 2**32))
-def test_a_power_of_two_changes_no_bit(case, power, rows):
-    longer, queries = scaled(case["rows"], power), scaled(case["queries"], 3)
-    some = np.random.default_rng(rows).random((len(longer), 1)) < 0.5
-    changed = {**case, "rows": np.where(some, longer, case["rows"]), "queries": queries}
-    before, after = (engine_of(one, "numpy") for one in (case, changed))
-    first = before.topk("fc", case["queries"], k=case["k"], score="cosine")
-    second = after.topk("fc", queries, k=case["k"], score="cosine")
-    assert first.ids.tolist() == second.ids.tolist()
-    assert first.flat_scores.tobytes() == second.flat_scores.tobytes()
-    first = before.group_sum("fc", case["queries"], by="label", score="cosine")
-    second = after.group_sum("fc", queries, by="label", score="cosine")
-    assert first.sums.tobytes() == second.sums.tobytes()
-
-
-@pytest.mark.parametrize("backend", ["int8", "numpy", "torch", "faiss"])
-@pytest.mark.parametrize("by", [None, "label"])
-def test_keys_of_one_direction_rank_by_slot(backend, by, rng):
-    """Three, five and seven times as long, whose cosines float64 may tell apart in the last bit."""
-    rows = rng.integers(0, 256, size=(40, 30)).astype(np.float32)
-    keys, labels = np.concatenate([rows * np.float32(7), rows * np.float32(5), rows * np.float32(3), rows]), [0] * 160
-    hits = arrays.engine(arrays.memory({"fc": keys}, {"label": labels}), backend).topk(
-        "fc", rows, k=4, by=by, score="cosine"
-    )
-    found = [slots if by is None else slots[0] for slots in hits.slots]
-    assert [slots.tolist() for slots in found] == [[n, n + 40, n + 80, n + 120] for n in range(40)]
-
-
-def scaled(rows: np.ndarray, power: int) -> np.ndarray:
-    """Times 2 to a power, but for rows that float32 would not hold."""
-    with np.errstate(over="ignore", under="ignore"):
-        longer = rows * np.float32(2.0**power)
-        back = longer * np.float32(2.0**-power)
-    return np.where((back == rows).all(axis=1, keepdims=True), longer, rows)
-
-
-def test_what_has_no_length_has_a_score_of_zero():
-    keys = np.array([[0, 0], [-3, 0], [1e-45, 0], [0, 0]], np.float32)
-    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0, 0, 1, 1]}))
-    hits = engine.topk("fc", [[2.0, 0.0], [0.0, 0.0]], k=4, score="cosine")
-    assert hits.slots[0].tolist() == [2, 0, 3, 1]
-    assert hits.scores[0].tolist() == [1.0, 0.0, 0.0, -1.0]
-    assert hits.slots[1].tolist() == [0, 1, 2, 3]
-    assert hits.scores[1].tolist() == [0.0] * 4
-    sums = engine.group_sum("fc", [[2.0, 0.0], [0.0, 0.0]], by="label", score="cosine").sums
-    assert sums.tolist() == [[-1.0, 1.0], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("width", [1, 2, 7, 64, 129, 800])
-def test_lengths_have_the_bits_of_the_definition(width, rng, monkeypatch):
-    rows = (rng.normal(size=(50, width)) * 10.0 ** rng.uniform(-44, 37, (50, 1))).astype(np.float32)
-    defined = np.sqrt(canonical_scores(rows, rows))
-    assert norms(rows).tobytes() == defined.tobytes()
-    assert norms(np.asfortranarray(rows)).tobytes() == defined.tobytes()
-    monkeypatch.setattr(kernels, "library", lambda: None)
-    assert norms(rows).tobytes() == defined.tobytes()
-    for row, length in zip(rows, defined, strict=True):
-        assert math.isclose(length, math.sqrt(math.fsum((row.astype(float) ** 2).tolist())), rel_tol=1e-14)

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import dualform
@@ -27,12 +26,10 @@ from dualform.query.sums import grouping
 from dualform.query.weights.slot_products import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
-from dualform.store.reading.merged_tables import MergedTables
 from dualform.store.reading.runs import Runs, opened
 from dualform.store.reading.snapshot import Part, shard_names
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import SIZES, WIDTHS, queries, same, write
-from tests.trainings import record_steps
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 MASKS = [
@@ -246,20 +243,6 @@ def test_an_answerer_reads_no_other_shard(engines, folder, tmp_path):
     assert "shard-00002" in str(replies[2].error)
 
 
-def test_the_order_of_a_shards_rows_is_made_once(engines, monkeypatch):
-    one, _, _ = engines
-    made, order = [], MergedTables.entry_order
-    monkeypatch.setattr(MergedTables, "entry_order", lambda self, layer: made.append(layer) or order(self, layer))
-    part = Part(one._view.snapshot, 1)
-    for layer in ("plain", "repeated"):
-        first = part.keys(layer), part.values(layer)
-        made.clear()
-        again = part.keys(layer), part.values(layer)
-        assert made == []
-        for before, after in zip(first, again, strict=True):
-            np.testing.assert_array_equal(before.take(np.arange(before.rows)), after.take(np.arange(after.rows)))
-
-
 def test_errors_are_those_of_one_engine(engines, asked):
     _, front, _ = engines
     for ask, error in (
@@ -331,24 +314,3 @@ def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_
     assert front.refresh()
     with dualform.open(tmp_path / "memory", backend="numpy") as one:
         same(*(engine.topk("plain", queries("plain")) for engine in (one, front)))
-
-
-def test_a_layer_without_keys_is_refused_as_by_one_engine(tmp_path):
-    layer = torch.nn.Linear(6, 4)
-    optimizer = torch.optim.SGD(layer.parameters())
-    record_steps(
-        dualform.Recorder(layer, optimizer, tmp_path / "memory", keys=False),
-        optimizer,
-        1,
-        lambda _: layer(torch.ones(5, 6)).sum(),
-        label=torch.arange(5),
-    )
-    front, _ = front_of(tmp_path / "memory")
-    own = np.ones((1, 6), np.float32)
-    for ask in (
-        lambda: front.topk("", own),
-        lambda: front.group_sum("", own, "label"),
-        lambda: front.group_sum("", own, "label", score="abs"),
-    ):
-        with pytest.raises(NotFound, match="keys=False"):
-            ask()

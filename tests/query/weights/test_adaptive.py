@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -29,7 +27,7 @@ from tests.query.adam_trainings import (
     record,
     scheduled,
 )
-from tests.record.listed import batches, small_net, snapshot
+from tests.record.listed import batches
 from tests.trainings import learn
 
 WAYS = {
@@ -126,35 +124,6 @@ def test_a_trajectory_is_cached_and_can_be_cancelled(by_adamw):
             build(view, layer, whole, None, check)
         first = build(view, layer, whole, None, lambda: None)
         assert build(view, layer, whole, None, check)["0.weight"] is first["0.weight"]
-
-
-@pytest.mark.parametrize("state", ["kept", "another"])
-def test_a_resumed_training_is_one_memory(tmp_path, state):
-    model = small_net()
-    optimizer, history = adamw(model), [snapshot(model)]
-    for run in range(2):
-        with dualform.Recorder(model, optimizer, tmp_path / str(run)) as recorder:
-            for x, y in batches(24)[12 * run : 12 * run + 12]:
-                with recorder.step(label=y):
-                    plain(model, optimizer, x, y, 0)
-                history.append(snapshot(model))
-        before = copy.deepcopy(optimizer.state_dict())
-        model = copy.deepcopy(model)
-        optimizer = adamw(model)
-        optimizer.load_state_dict(before)
-        if state == "another":
-            for own in optimizer.state.values():
-                own["exp_avg_sq"].mul_(0.5)
-    with dualform.open([tmp_path / "0", tmp_path / "1"]) as memory:
-        status = memory.info().layers[0].status
-        if state == "kept":
-            assert status.name == "exact"
-            for at_step in (5, 12, 20, 24):
-                for name, value in memory.weights(at_step=at_step).items():
-                    np.testing.assert_allclose(value, history[at_step][name], rtol=1e-4, atol=2e-6)
-        else:
-            assert (status.name, status.since, status.error) == ("approximate", 12, None)
-            assert "did not begin with the exp_avg_sq that run 0" in status.reason
 
 
 def test_buffers_that_are_cleared_while_training_are_the_reason(tmp_path):

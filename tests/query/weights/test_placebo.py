@@ -91,16 +91,6 @@ def test_random_sets_are_outputs_without_their_samples(memory):
         )
 
 
-def test_the_ablation_itself_and_its_siblings_are_outputs(memory):
-    found = memory.placebo("head", "test", "label <> 1")
-    scale = np.abs(np.asarray(memory.output("head", "test"))).max()
-    label = np.ma.getdata(memory.slots(np.arange(memory._view.snapshot.count(_space(memory))), _space(memory))["label"])
-    assert found.siblings == ("label = 0", "label = 2", "label = 3")
-    for column, value in zip([0, -3, -2, -1], [1, 0, 2, 3], strict=True):
-        expected = changes(memory, found, np.flatnonzero(label == value))
-        assert np.abs(found.changes[:, column] - expected).max() < 1e-4 * scale
-
-
 def test_base_rates_are_counts_over_the_outputs_without_each_set(memory):
     """Corrected and broken, of how many that could be, of the ablation and of what is random."""
     found = memory.placebo("head", "test", "dataset <> 'part 1'", n=6)

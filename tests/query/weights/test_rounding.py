@@ -413,20 +413,6 @@ def misses(memory, at_step, before, live):
 
 
 @ROUNDED_ONCE
-def test_a_run_in_float32_follows_one_in_bfloat16(tmp_path, first):
-    model, before, live = first
-    end = train_run(model.float(), tmp_path / "b", MORE_STEPS, {})
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as memory:
-        assert max(misses(memory, FIRST_STEPS, before, live).values()) <= RUN_NEAR
-        assert max(misses(memory, None, before, end).values()) <= RUN_NEAR
-        reconstructions = memory.verify()
-        assert max(found.reconstruction_error for found in reconstructions.values()) <= RUN_NEAR
-        assert {found.status.name for found in reconstructions.values()} == {"exact to bfloat16"}
-        with pytest.raises(dualform.DualformError, match="this run used SGD of bfloat16 weights"):
-            memory.coefficients("0", [0])
-
-
-@ROUNDED_ONCE
 def test_a_training_that_is_resumed_unfollowed_leaves_the_run_before_as_it_was(tmp_path, first):
     """`foreach` rounds elsewhere: the further run is off, and the first one's weights are what they were."""
     model, before, live = first

@@ -92,18 +92,6 @@ def test_huge_scores_give_numbers(rng):
     assert found.effective_slots.tolist() == same.sum(axis=1).tolist()
 
 
-def test_a_key_that_slots_share_is_scored_once_a_batch(monkeypatch):
-    case, scored = Case(3, repeats=True), []
-    score = softmax.score_every
-    monkeypatch.setattr(softmax, "score_every", lambda *of: scored.append(len(of[1])) or score(*of))
-    monkeypatch.setattr(softmax, "block_size", lambda width: 16)
-    whole = case.engine.output("fc", case.queries, kernel="softmax")
-    assert sum(scored) == len(set(case.memory.keys("fc").row_of_entry.tolist()))
-    monkeypatch.setattr(softmax, "_HELD_BYTES", 1)
-    one_by_one = case.engine.output("fc", case.queries, kernel="softmax")
-    assert one_by_one.values.tobytes() == whole.values.tobytes()
-
-
 def test_steps_of_a_learning_rate_of_zero_attend_and_those_without_an_update_do_not(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)

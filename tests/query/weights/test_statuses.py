@@ -128,26 +128,6 @@ def test_an_average_that_overwrites_the_weights_at_the_end(tmp_path):
     assert status_of(trained, at_step=STEPS - 1).name == "exact"
 
 
-def test_steps_along_the_gradient_of_other_weights(tmp_path):
-    def sharpness_aware(model, optimizer, backward):
-        backward()
-        moved = [(p, 0.05 * p.grad / (p.grad.norm() + 1e-6)) for p in model.parameters()]
-        with torch.no_grad():
-            for parameter, by in moved:
-                parameter.add_(by)
-        backward()
-        with torch.no_grad():
-            for parameter, by in moved:
-                parameter.sub_(by)
-        optimizer.step()
-
-    trained = train(tmp_path / "m", update=sharpness_aware)
-    for layer in LAYERS:
-        found = status_of(trained, layer)
-        assert (found.name, found.since) == ("exact", None)
-        assert trained.measured(layer) <= 1e-5
-
-
 def test_steps_so_small_that_float32_loses_them(tmp_path):
     model = nn.Sequential(nn.Linear(5, 3))
     with torch.no_grad():
@@ -269,20 +249,6 @@ def in_bfloat16(model, x):
         return model(x).float()
 
 
-def test_a_training_in_bfloat16_is_graded_as_such(tmp_path):
-    trained = train(tmp_path / "m", forward=in_bfloat16)
-    for layer in LAYERS:
-        found, measured = status_of(trained, layer), trained.measured(layer)
-        assert found.name == ("exact" if measured < EXACT else "exact to bfloat16")
-        assert found.error == pytest.approx(measured, rel=0.7)
-        assert (found.since, found.reason) == (None, "")
-    assert "exact to bfloat16" in {status_of(trained, layer).name for layer in LAYERS}
-    queries = np.ones((1, 7), np.float32)
-    with torch.no_grad():
-        live = trained.model[2](torch.from_numpy(queries)).numpy()
-    np.testing.assert_allclose(trained.engine.output("2", queries), live, rtol=0, atol=1e-5)
-
-
 def test_weights_of_a_float64_training_are_float64_and_say_what_the_record_holds(tmp_path):
     reason = "float64 weights; keys and error signals are stored in float32."
     trained = train(tmp_path / "m", model=small_net().double(), forward=lambda model, x: model(x.double()))
@@ -298,36 +264,6 @@ def test_weights_of_a_float64_training_are_float64_and_say_what_the_record_holds
             moved = (expected[name] - trained.history[0][name]).norm()
             assert (weight - expected[name]).norm() <= room * moved, name
     assert all(torch.equal(own, trained.history[0][name]) for name, own in trained.engine.weights(at_step=0).items())
-
-
-def test_gradients_that_are_clipped_by_value_are_named(tmp_path):
-    bound = 0.01
-
-    def update(model, optimizer, backward):
-        backward()
-        nn.utils.clip_grad_value_(model.parameters(), bound)
-        optimizer.step()
-
-    trained = train(tmp_path / "m", update=update)
-    for layer in LAYERS:
-        found = status_of(trained, layer)
-        assert found.name == "approximate"
-        assert re.search(
-            rf"is not in the recorded slots: it looks clipped by value, as \d+ entries of gradients are {bound} or its "
-            r"negative; clip by norm, which is recorded \(from step \d+ on\)\.$",
-            found.reason,
-        ), found.reason
-
-
-def test_statuses_read_no_slot(tmp_path, monkeypatch):
-    trained = train(tmp_path / "m")
-
-    def read(*_):
-        raise AssertionError("slots were read")
-
-    for name in ("keys", "values", "column"):
-        monkeypatch.setattr(trained.engine._view.snapshot, name, read)
-    assert status_of(trained).name == "exact"
 
 
 @pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")

@@ -57,36 +57,6 @@ def test_who_came_first_is_served_first_though_smaller_claims_would_fit():
     assert sorted(order) == [20, 70, 90]
 
 
-def test_whoever_gives_up_leaves_the_line_to_those_behind():
-    budget, given_up, waits = RamBudget(100), threading.Event(), threading.Event()
-    served = threading.Event()
-
-    def give_up():
-        waits.set()
-        if given_up.is_set():
-            raise Cancelled("the question was given up")
-
-    def large():
-        with pytest.raises(Cancelled), budget.claimed(90, give_up):
-            pass
-
-    def small():
-        with budget.claimed(20, lambda: None):
-            served.set()
-
-    with budget.claimed(30, lambda: None):
-        first = threading.Thread(target=large)
-        first.start()
-        assert waits.wait(60)
-        second = threading.Thread(target=small)
-        second.start()
-        assert not served.wait(0.15)
-        given_up.set()
-        assert served.wait(60)  # beside the claim that is held still
-    first.join(60)
-    second.join(60)
-
-
 @settings(deadline=None, max_examples=10)
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), min_size=2, max_size=8))
 def test_any_claims_are_served_or_given_up_and_never_together_too_many(claims):

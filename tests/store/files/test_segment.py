@@ -11,11 +11,9 @@ from dualform.errors import Damaged
 from dualform.store.files import segment
 from dualform.store.files.durable_files import Blocks
 from dualform.store.files.ram_budget import RamBudget
-from dualform.store.files.segment import BLOCK_BYTES, MatrixForm, RecentBlocks, Segment, SegmentCache, flat_index
-from dualform.store.reading.stored_layers import some_columns
+from dualform.store.files.segment import BLOCK_BYTES, RecentBlocks, Segment, SegmentCache, flat_index
 from dualform.store.rows import Rows
 from dualform.store.sources import segment_rows
-from dualform.store.sources.patches import PatchRows, Unfolding
 from dualform.store.sources.segment_rows import SegmentRows
 from dualform.store.writing.rows_writer import MatrixWriter
 from tests.damage import flip
@@ -188,18 +186,6 @@ def test_rows_that_a_file_does_not_have_are_damage(stored):
     ):
         with pytest.raises(Damaged, match=f"{file.path} has {file.size} bytes instead of {size}"):
             read()
-
-
-def test_columns_and_made_rows_are_gone_through_once_too(stored):
-    cache = SegmentCache()
-    unfolding = Unfolding((3, 10, 10), (2, 2), (2, 2), (0, 0), (1, 1))
-    maps = SegmentRows(stored[1], MatrixForm("faiss", np.dtype("<f4"), unfolding.shape), cache)
-    narrow = some_columns(rows_of(stored, cache), 7, 20)
-    for made in (narrow, PatchRows(maps, 0, unfolding.width, unfolding)):
-        assert made.passing().read(3, 50).tobytes() == made.read(3, 50).tobytes()
-        cache.clear()
-        made.passing().read(3, 50)
-        assert cache.nbytes == 0
 
 
 def test_few_rows_of_a_first_question_are_copied_out_of_their_blocks(stored, read):

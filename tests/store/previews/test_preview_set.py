@@ -373,22 +373,6 @@ def test_a_dataset_that_draws_is_scaled_by_the_images_that_are_stored(tmp_path):
     assert (np.count_nonzero(brightness == 0), np.count_nonzero(brightness == 255)) == (1, 1)
 
 
-def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_path):
-    class Changing(Dataset[Any]):
-        read = 0
-
-        def __len__(self) -> int:
-            return 1
-
-        def __getitem__(self, number: int) -> Any:
-            self.read += 1
-            return np.full((4, 5), 200, np.uint8) if self.read == 1 else np.full((4, 5), 0.9)
-
-    preview_set = PreviewSet.images(Changing())
-    with pytest.raises(BadInput, match="image 0 has dtype float64, but the first image has uint8"):
-        looked(preview_set, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -423,12 +407,6 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
 def test_what_cannot_be_taken_as_it_is_meant_is_refused(make, said):
     with pytest.raises(BadInput, match=said):
         make()
-
-
-def test_half_precision_of_eight_bits_is_taken(tmp_path):
-    given = torch.tensor([[[0.0, 1.0], [2.0, 4.0]]])
-    found = looked(PreviewSet.images(given.to(torch.float8_e4m3fn)), tmp_path)
-    assert pixels(found.images[0]).tolist() == [[0, 64], [128, 255]]
 
 
 @pytest.mark.parametrize("of", ["texts", "categories", "an enumeration"])

@@ -13,17 +13,15 @@ from hypothesis.extra import numpy as hnp
 
 import dualform
 from dualform.errors import BadInput, NotAMemory
-from dualform.query.score import canonical
-from dualform.query.score.canonical import canonical_scores, score_pairs
 from dualform.store.batch import Batch
 from dualform.store.layer import Layer
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.snapshot import Snapshot
 from dualform.store.reading.stored_layers import some_columns
-from dualform.store.rows import Keys, OrderedRows, Rows
+from dualform.store.rows import OrderedRows, Rows
 from dualform.store.sources import FORMATS
 from dualform.store.sources.key_format import HeldRows
-from dualform.store.sources.row_numbers import OneHotRows, RowNumbers
+from dualform.store.sources.row_numbers import RowNumbers
 from dualform.store.sources.rows import Bfloat16, Float16
 from tests.store.small_memory import log
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
@@ -163,17 +161,6 @@ def test_runs_may_store_the_same_keys_in_other_ways(tmp_path):
 WIDTH = 37
 
 
-@pytest.fixture
-def numbers():
-    return np.random.default_rng(0).integers(0, WIDTH, 100)
-
-
-@pytest.fixture
-def numbered(numbers):
-    made = RowNumbers(WIDTH, {})
-    return made.source(HeldRows("numbers", 0, made.accepted(numbers)))
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -192,26 +179,6 @@ def test_no_more_rows_than_32_bits_number():
     RowNumbers(2**32, {})
     with pytest.raises(ValueError, match="more than 32 bits can number"):
         RowNumbers(2**32 + 1, {})
-
-
-@pytest.fixture
-def most(monkeypatch):
-    """The number of rows of each matrix that is made."""
-    made = []
-    one_hot = OneHotRows._one_hot
-    monkeypatch.setattr(OneHotRows, "_one_hot", lambda self, rows: made.append(len(rows)) or one_hot(self, rows))
-    return made
-
-
-def test_rescoring_makes_no_more_rows_at_once_than_it_may_hold(numbered, numbers, most, monkeypatch):
-    rng = np.random.default_rng(1)
-    queries = rng.normal(size=(4, WIDTH)).astype(np.float32)
-    rows, query = rng.integers(0, [[100], [4]], (2, 500))
-    monkeypatch.setattr(canonical, "HELD_BYTES", 30 * 4 * WIDTH)
-    found = score_pairs(Keys([numbered], WIDTH, 100, None), rows, query, queries)
-    whole = np.eye(WIDTH, dtype=np.float32)[numbers]
-    assert found.tobytes() == canonical_scores(whole[rows], queries[query]).tobytes()
-    assert max(most) <= 30
 
 
 NARROW = 5

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 
 from dualform.errors import NotAMemory
 from dualform.store.batch import Batch
-from dualform.store.maintenance.check import check_memory, how_it_ended
 from dualform.store.reading.snapshot import Snapshot
 from tests.reliability import report, rounds
 from tests.store.small_memory import LAYERS, OTHERS, Expected, batches_of, expected, other_row, other_values
@@ -83,31 +80,6 @@ def begun(processes, folder: Path, **options):
     return process
 
 
-@pytest.fixture(scope="module")
-def interval(processes, tmp_path_factory) -> float:
-    """The seconds between two acknowledgements of a recording that nobody kills."""
-    folder = tmp_path_factory.mktemp("whole")
-    options = {"flush_every": FLUSH_EVERY, "journal_seconds": NEVER, "pause": 0.0, "ends": True}
-    process = begun(processes, folder, **options)
-    process.join()
-    assert process.exitcode == 0
-    moments = [moment for _, moment in acknowledgements(folder / "log")]
-    return (moments[-1] - moments[0]) / (len(moments) - 1)
-
-
-def check(path: Path, whole: Expected, least: int) -> int:
-    """Hold a memory against the recording that was not killed; returns its steps."""
-    memory = Snapshot.open(path)
-    steps = check_steps(memory, whole)
-    assert steps >= least
-    assert memory.recording
-    assert check_memory(path) == []
-    after = f"after step {memory.steps - 1}" if memory.steps else "before its first step"
-    torn = r"( The last frame of \S+/journal-\d{6} is incomplete and was ignored\.)?"
-    assert re.fullmatch(rf"the recording was cut off {after}\.{torn}", how_it_ended(path))
-    return steps
-
-
 def check_steps(memory: Snapshot, whole: Expected) -> int:
     """Hold what a memory shows against the first steps of the recording; returns how many it shows."""
     slots = memory.count("sample")
@@ -126,57 +98,6 @@ def check_steps(memory: Snapshot, whole: Expected) -> int:
     for at_step in memory.others.moments:
         assert all(np.array_equal(own, other_values(at_step)[n]) for n, own in memory.others.at(at_step).items())
     return slots // BATCH
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_killed_recording_holds_every_acknowledged_slot(whole, interval, processes, tmp_path, seed):
-    rng = np.random.default_rng(seed)
-    # Half of the recordings write frames as well, as often as they can.
-    options = {"flush_every": FLUSH_EVERY, "journal_seconds": 0.0 if seed % 2 else NEVER, "pause": 0.0}
-    process = begun(processes, tmp_path, **options)
-    wanted = rng.integers(0, STEPS // FLUSH_EVERY - 2)
-    while process.is_alive() and len(acknowledgements(tmp_path / "log")) < wanted:
-        time.sleep(0.001)
-    time.sleep(rng.uniform(0, interval))
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-
-    acknowledged = max((steps for steps, _ in acknowledgements(tmp_path / "log")), default=0)
-    if not (tmp_path / "memory" / "memory.json").exists():
-        assert not acknowledged, "steps were acknowledged, and there is no memory"
-        with pytest.raises(NotAMemory):
-            Snapshot.open(tmp_path / "memory")
-        return
-    check(tmp_path / "memory", whole, acknowledged)
-
-
-def test_a_recording_that_never_flushes_loses_its_last_seconds(whole, processes, tmp_path):
-    journal_seconds, slack = 0.2, 2.0  # what a busy machine takes to write a frame
-    options = {"flush_every": 0, "journal_seconds": journal_seconds, "pause": 0.08}
-    process = begun(processes, tmp_path, **options)
-    while len(acknowledgements(tmp_path / "log")) < STEPS // 2:
-        time.sleep(0.005)
-    killed = time.monotonic()
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    put = acknowledgements(tmp_path / "log")
-    check(tmp_path / "memory", whole, max((n for n, at in put if at < killed - journal_seconds - slack), default=0))
-
-
-def test_a_recording_that_pauses_loses_nothing(whole, processes, tmp_path):
-    options = {"flush_every": 0, "journal_seconds": 0.3, "pause": 0.0}
-    process = begun(processes, tmp_path, **options)
-    while len(acknowledgements(tmp_path / "log")) < STEPS:
-        time.sleep(0.01)
-    journal = tmp_path / "memory" / "shard-00000" / "journal-000000"
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and Snapshot.open(tmp_path / "memory").steps < STEPS:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert journal.stat().st_size > 0
-    assert check(tmp_path / "memory", whole, STEPS) == STEPS
 
 
 @pytest.mark.soak

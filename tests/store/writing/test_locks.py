@@ -184,13 +184,6 @@ def test_a_memory_that_was_not_created_is_none_and_the_next_recorder_clears_it(t
     assert Snapshot.open(folder).column("sample", "sample").tolist() == found.columns["sample"]
 
 
-def test_a_training_begins_anew_in_it(tmp_path):
-    Training().run(begun(tmp_path / "m"), 3, resume=True)
-    with dualform.open(tmp_path / "m") as memory:
-        assert (memory.info().steps, memory.info().cut_off) == (3, "")
-        assert all(reconstruction.exact for reconstruction in memory.verify().values())
-
-
 def test_anything_else_in_it_is_left_alone(tmp_path):
     folder = begun(tmp_path / "m")
     for name in ("notes.txt", "shard-00000/layers/layer-0/notes.txt", "shard-00000/layers/layer-0/keys-000000.faiss"):
