@@ -111,10 +111,6 @@ def test_base_rates_are_counts_over_the_outputs_without_each_set(memory):
     assert summary["broken"]["random"]["median"] == np.median(found.broken[1:7])
 
 
-def _space(memory):
-    return next(own.space for own in memory.info().layers if own.name == "head")
-
-
 @pytest.mark.parametrize("room", [None, 1000])
 def test_shares_of_groups_are_what_each_filter_alone_leaves(memory, monkeypatch, room):
     """group_weights runs the training once for all groups; recorded runs it for one. Entries may be in no group."""

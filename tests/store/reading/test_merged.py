@@ -153,15 +153,6 @@ def test_a_column_of_two_types_is_refused_unless_they_are_of_ranks_of_one_traini
     assert memory.column("token", "weight").tolist() == [*own[0].tolist(), *own[1].astype(float).tolist()]
 
 
-def test_a_column_of_ones_own_named_run_stays(tmp_path):
-    for name, seed in (("a", 1), ("b", 2)):
-        said = [replace(one, samples={**one.samples, "run": np.full(3, 7 * seed)}) for one in tokens(2, seed)]
-        write_run(tmp_path / name, [replace(one, unknown={**one.unknown, "run": 7 * seed}) for one in said])
-    memory = Runs.of([tmp_path / "a", tmp_path / "b"])
-    half = memory.runs[0].count("token")
-    assert memory.column("token", "run").tolist() == [7] * half + [14] * (memory.count("token") - half)
-
-
 TYPES = {"extents_token": {"step": "BIGINT", "first_slot": "BIGINT", "slots": "BIGINT"}}
 
 

@@ -98,21 +98,6 @@ def test_duckdb_and_faiss_alone_read_every_slot(sizes, seed, commit_every, secon
         assert not list((path / "shard-00000").glob("journal-*"))
 
 
-def test_layers_and_spaces_may_join_later(tmp_path):
-    rng = np.random.default_rng(0)
-    first, joining, last = token_batch(rng, 0, 2), token_batch(rng, 1, 2, joined=True), token_batch(rng, 3, 2)
-    before = Batch(0, first.samples, [], {}, first.unknown)
-    writer = open_writer(tmp_path / "memory", layers=LAYERS, journal_seconds=0.0)
-    for one in (before, joining, last):
-        writer.append(one)
-    writer.close()
-    check(tmp_path / "memory", expected([before, joining, last], TOKENS), TOKENS, "token")
-    manifest = Manifest.read(tmp_path / "memory")
-    assert manifest.layers == [*LAYERS, *TOKENS]
-    assert manifest.spaces == ["sample", "token"]
-    assert manifest.columns["token"] == {"token": "BIGINT", "dataset": "VARCHAR"}
-
-
 def test_every_row_and_column_has_its_running_digest(tmp_path):
     rng = np.random.default_rng(0)
     writer = open_writer(tmp_path / "memory", layers=TOKENS)
@@ -164,30 +149,12 @@ def refused(path: Path, batches: list[Batch], layers: tuple[Layer, ...] = LAYERS
     return raised.value
 
 
-def test_a_sample_column_keeps_its_name_and_type(tmp_path):
-    first, second = batches_of([2, 2])
-    other = Batch(1, second.samples | {"weight": np.array([1, 2])}, second.extents, second.layers)
-    error = refused(tmp_path / "type", [first, other])
-    assert error.message == "column 'weight' was DOUBLE at the first step and is BIGINT now."
-    more = Batch(1, second.samples | {"more": np.array([1, 2])}, second.extents, second.layers)
-    error = refused(tmp_path / "more", [first, more])
-    assert (error.message, error.field) == ("column 'more' was absent at the first step and is BIGINT now.", "more")
-
-
 def test_a_token_column_keeps_its_type_and_may_come_late(tmp_path):
     rng = np.random.default_rng(0)
     first, second = token_batch(rng, 1, 2), token_batch(rng, 2, 2)
     changed = [Extent("token", 0, 2, 4, columns={"token": np.zeros(8)}), second.extents[1]]
     error = refused(tmp_path / "type", [first, Batch(2, second.samples, changed, second.layers)], TOKENS)
     assert error.message == "column 'token' was BIGINT when it was first said and is DOUBLE now."
-
-
-@pytest.mark.parametrize("name", ["step", "Label", "position", "SEEN"])
-def test_a_user_column_cannot_take_a_name_that_sql_could_not_tell_apart(tmp_path, name):
-    (first,) = batches_of([2])
-    error = refused(tmp_path / "m", [Batch(0, first.samples | {name: np.arange(2)}, first.extents, first.layers)])
-    there = {"Label": "label", "SEEN": "seen"}.get(name, name)
-    assert error.message.startswith(f"Column {name!r} cannot be recorded: every memory has a column {there!r}")
 
 
 def test_rows_that_do_not_fit_their_extent_are_refused(tmp_path):

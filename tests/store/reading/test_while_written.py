@@ -1,9 +1,8 @@
-"""A recording that is killed loses nothing that is durable, and readers see whole steps at any moment."""
+"""Readers of a memory that another process writes see whole steps at any moment, and keep them."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,66 +17,29 @@ from tests.reliability import report, rounds
 from tests.store.small_memory import LAYERS, OTHERS, Expected, batches_of, expected, other_row, other_values
 
 STEPS, BATCH, FLUSH_EVERY = 60, 16, 6
-NEVER = 10_000.0
 
 
-def record(
-    path: Path, acknowledged: Path, *, flush_every: int, journal_seconds: float, pause: float, ends: bool = False
-) -> None:
-    """Put the same batches every time; what is durable, or was put, is acknowledged with the moment.
-
-    Unless it `ends`, the training goes on then, with nothing new to record, until somebody kills it.
-    """
+def record(path: Path, journal_seconds: float) -> None:
+    """Put the same batches every time, with a commit now and then."""
     from dualform.record.sink import SinkThread
     from dualform.store.batch import Ending, Header
     from dualform.store.writing import writer
 
     writer.JOURNAL_SECONDS = journal_seconds
-    log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     ones = {"layer-0.weight": (5, 6), "layer-0.bias": (5,), "layer-1.weight": (3, 5)}
     initial = {name: np.ones(shape, np.float32) for name, shape in ones.items()}
     header = Header(path, LAYERS, "SGD", "sgd", "", initial, label_names={"first": ["zero", "one"]}, others=OTHERS)
     sink = SinkThread(lambda: writer.Writer(header))
     for step, one in enumerate(batches()):
         sink.put(replace(one, others=[other_row(step)]))
-        if flush_every and step % flush_every == flush_every - 1:
+        if step % FLUSH_EVERY == FLUSH_EVERY - 1:
             sink.flush()
-        if not flush_every or step % flush_every == flush_every - 1:
-            os.write(log, f"{step + 1} {time.monotonic()}\n".encode())
-        time.sleep(pause)
-    while not ends:
-        time.sleep(1)
+        time.sleep(0.01)
     sink.close(Ending(final={}))
 
 
 def batches() -> list[Batch]:
     return batches_of([BATCH] * STEPS)
-
-
-def acknowledgements(log: Path) -> list[tuple[int, float]]:
-    """(steps, moment) of whole lines."""
-    lines = log.read_text().split("\n")[:-1] if log.exists() else []
-    return [(int(line.split()[0]), float(line.split()[1])) for line in lines]
-
-
-@pytest.fixture(scope="module")
-def whole() -> Expected:
-    return expected(batches(), LAYERS)
-
-
-@pytest.fixture(scope="module")
-def processes():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dualform.record.sink", "tests.store.small_memory"])
-    return context
-
-
-def begun(processes, folder: Path, **options):
-    """The process of a recording."""
-    process = processes.Process(target=record, args=(folder / "memory", folder / "log"), kwargs=options)
-    process.start()
-    assert process.pid is not None
-    return process
 
 
 def check_steps(memory: Snapshot, whole: Expected) -> int:
@@ -101,19 +63,18 @@ def check_steps(memory: Snapshot, whole: Expected) -> int:
 
 
 @pytest.mark.soak
-def test_a_reader_during_writing_sees_whole_steps_and_keeps_them(whole, processes, tmp_path):
+def test_a_reader_during_writing_sees_whole_steps_and_keeps_them(tmp_path):
+    context, whole = multiprocessing.get_context("forkserver"), expected(batches(), LAYERS)
     count, moments = rounds(1, 20), list[int]()
     for number in range(count):
         path = tmp_path / str(number)
-        path.mkdir()
         # Every second recording writes a frame of its journal for each step, too.
-        options = {"flush_every": FLUSH_EVERY, "journal_seconds": 1e4 if number % 2 else 0.0}
-        options |= {"pause": 0.01, "ends": True}
-        writing = begun(processes, path, **options)
+        writing = context.Process(target=record, args=(path, 1e4 if number % 2 else 0.0))
+        writing.start()
         held, seen = [], 0
         while writing.is_alive():
             try:
-                memory = Snapshot.open(path / "memory")
+                memory = Snapshot.open(path)
             except NotAMemory:
                 assert not held, "a memory that was there is gone"
                 continue
@@ -128,7 +89,7 @@ def test_a_reader_during_writing_sees_whole_steps_and_keeps_them(whole, processe
         assert writing.exitcode == 0
         for memory, steps in held:
             assert check_steps(memory, whole) == steps, "what a reader holds has changed"
-        assert check_steps(Snapshot.open(path / "memory"), whole) == STEPS
+        assert check_steps(Snapshot.open(path), whole) == STEPS
     assert any(0 < steps < STEPS for steps in moments)
     report(
         "a memory opened again and again while another process writes it",
