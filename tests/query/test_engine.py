@@ -63,12 +63,6 @@ def test_a_closed_engine_holds_nothing_and_can_be_asked(run_folder):
     assert ask(memory) == before
 
 
-def test_no_more_is_held_than_was_said(run_folder):
-    memory = dualform.open(run_folder, held_bytes=0)
-    assert ask(memory) == ask(dualform.open(memory.path))
-    assert not memory._segments.nbytes
-
-
 LARGER = [40, 50, 60, 30]
 NARROW = np.ones((1, 5), dtype=np.float32)
 INT8 = "int8" if kernels.library() is not None else "numpy"

@@ -7,8 +7,8 @@ from torch import nn
 
 import dualform
 from dualform import GroupSum, QuerySetExamples, TopK, Vectors
-from dualform.query.sums import grouping
-from dualform.query.sums.key_sums import BLOCK
+from dualform.query.sums import grouping, key_sums
+from dualform.rerun import rerun
 from tests.cases import some
 from tests.trainings import take_steps
 
@@ -28,7 +28,16 @@ QUESTIONS = [
     GroupSum("0", QuerySetExamples("test", (2,), (0,)), by=("label",), score="abs"),
     GroupSum("2", Vectors(np.abs(QUERIES.rows)), by=("label",), score="abs"),
 ]
-SAMPLES, TOKENS = Training(steps=40, rows=230), Training(steps=24, rows=30, tokens=20)
+SAMPLES, TOKENS = Training(steps=12, rows=60), Training(steps=8, rows=12, tokens=10)
+BLOCK = 256
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """In which sums are added up, so that windows begin within a short training; few hits wait to be ranked."""
+    for module in (key_sums, rerun):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    monkeypatch.setattr(rerun, "_PENDING", 9)
 
 
 @pytest.fixture(scope="module", params=[SAMPLES, TOKENS], ids=["samples", "tokens"])

@@ -143,7 +143,7 @@ def test_keys_that_are_not_finite_are_refused():
 
 
 def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):
-    entries, queries = 50_000, 2 * distribution.BATCH
+    entries, queries = 200_000, 2 * distribution.BATCH
     made = arrays.memory({"fc": rng.standard_normal((entries, 4), np.float32)}, {"label": [0] * entries})
     memory = arrays.engine(made)
     question = Distribution("fc", Vectors(rng.standard_normal((queries, 4), np.float32)))

@@ -64,14 +64,6 @@ def test_the_tally_counts_queries_and_candidates(rng):
     assert 6 <= memory.tally.candidates < 2000
 
 
-@pytest.mark.parametrize(("backend", "score"), [("numpy", "dot"), ("int8", "cosine")])
-def test_what_the_screen_was_not_asked_about_is_no_fallback(backend, score, rng):
-    keys = rng.normal(size=(50, 8)).astype(np.float32)
-    memory = arrays.engine(arrays.memory({"0": keys}, {"label": [0] * 50}), backend)
-    memory.topk("0", keys[:3], k=2, score=score)
-    assert (memory.tally.queries, memory.tally.fallbacks) == (3, 0)
-
-
 @pytest.mark.parametrize("columns", [1, 2])
 def test_codes_of_queries_say_how_much_they_leave_out(columns, rng):
     queries = (rng.normal(size=(9, 30)) * 10.0 ** rng.integers(-9, 9, size=(9, 1))).astype(np.float32)

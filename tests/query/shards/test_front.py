@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import dualform
@@ -30,6 +31,7 @@ from dualform.store.reading.runs import Runs, opened
 from dualform.store.reading.snapshot import Part, shard_names
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import SIZES, WIDTHS, queries, same, write
+from tests.trainings import record_steps
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 MASKS = [
@@ -314,3 +316,24 @@ def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_
     assert front.refresh()
     with dualform.open(tmp_path / "memory", backend="numpy") as one:
         same(*(engine.topk("plain", queries("plain")) for engine in (one, front)))
+
+
+def test_a_layer_without_keys_is_refused_as_by_one_engine(tmp_path):
+    layer = torch.nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(layer.parameters())
+    record_steps(
+        dualform.Recorder(layer, optimizer, tmp_path / "memory", keys=False),
+        optimizer,
+        1,
+        lambda _: layer(torch.ones(5, 6)).sum(),
+        label=torch.arange(5),
+    )
+    front, _ = front_of(tmp_path / "memory")
+    own = np.ones((1, 6), np.float32)
+    for ask in (
+        lambda: front.topk("", own),
+        lambda: front.group_sum("", own, "label"),
+        lambda: front.group_sum("", own, "label", score="abs"),
+    ):
+        with pytest.raises(NotFound, match="keys=False"):
+            ask()

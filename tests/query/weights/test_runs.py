@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +88,18 @@ def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
     with pytest.raises(BadInput) as caught:
         dualform.open([folder / "a", folder / "b" / ".." / "a"])
     assert str(caught.value) == f"{folder / 'b' / '..' / 'a'} is named twice. Name each run once."
+
+
+def test_a_run_that_goes_on_is_seen_after_refresh(resumed, tmp_path):
+    folder, _ = resumed
+    shutil.copytree(folder / "b", tmp_path / "b")
+    with dualform.open([folder / "a", tmp_path / "b"]) as engine:
+        assert not engine.refresh()
+        manifest = Manifest.read(tmp_path / "b")
+        replace(manifest, recording=True).write(tmp_path / "b")
+        assert engine.refresh()
+        assert engine.info().recording
+        assert engine.info().slots == {"sample": 8 * STEPS}
 
 
 def test_inputs_that_repeat_in_both_runs_answer_as_one_recording(tmp_path):

@@ -92,6 +92,7 @@ def test_ids_keep_what_the_same_literals_keep_in_duckdb(engine, theirs, conditio
 
 
 @given(NUMBERS, FORMS)
+@settings(max_examples=25)
 def test_ids_and_not_ids_share_out_all_slots(engine, ids, form):
     """A slot without a sample is none of any samples."""
     given = form(ids) if ids else []

@@ -132,13 +132,6 @@ def test_keys_and_values_of_single_slots(engine):
         assert found.tobytes() == wanted.tobytes(), pair.layer.name
 
 
-def test_reconstructions(committed_once):
-    found = dualform.open(committed_once).verify()
-    for pair in PAIRS:
-        assert found[pair.layer.name] == found[pair.twin.name]
-        assert found[pair.layer.name].reconstruction_error is not None
-
-
 def test_files_are_as_small_as_their_source_makes_them(committed_once):
     memory = Snapshot.open(committed_once)
     own = {pair.layer.name: memory.sources[pair.layer.name, "keys"] for pair in PAIRS}

@@ -149,6 +149,24 @@ def refused(path: Path, batches: list[Batch], layers: tuple[Layer, ...] = LAYERS
     return raised.value
 
 
+def test_a_sample_column_keeps_its_name_and_type(tmp_path):
+    first, second = batches_of([2, 2])
+    other = Batch(1, second.samples | {"weight": np.array([1, 2])}, second.extents, second.layers)
+    error = refused(tmp_path / "type", [first, other])
+    assert error.message == "column 'weight' was DOUBLE at the first step and is BIGINT now."
+    more = Batch(1, second.samples | {"more": np.array([1, 2])}, second.extents, second.layers)
+    error = refused(tmp_path / "more", [first, more])
+    assert (error.message, error.field) == ("column 'more' was absent at the first step and is BIGINT now.", "more")
+
+
+@pytest.mark.parametrize("name", ["position", "SEEN"])
+def test_a_user_column_cannot_take_a_name_that_sql_could_not_tell_apart(tmp_path, name):
+    (first,) = batches_of([2])
+    error = refused(tmp_path / "m", [Batch(0, first.samples | {name: np.arange(2)}, first.extents, first.layers)])
+    there = {"Label": "label", "SEEN": "seen"}.get(name, name)
+    assert error.message.startswith(f"Column {name!r} cannot be recorded: every memory has a column {there!r}")
+
+
 def test_a_token_column_keeps_its_type_and_may_come_late(tmp_path):
     rng = np.random.default_rng(0)
     first, second = token_batch(rng, 1, 2), token_batch(rng, 2, 2)
