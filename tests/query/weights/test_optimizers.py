@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
@@ -17,6 +18,7 @@ import dualform
 from dualform.errors import Inexact, RecordingError
 from dualform.query.view import Cache, never
 from dualform.query.weights import trajectory
+from dualform.query.weights.cancellation import _figures
 from dualform.query.where.mask import Selection
 from tests.cases import some
 from tests.query.adam_trainings import naive
@@ -357,3 +359,12 @@ def test_masks_of_two_spaces_and_a_block_that_layers_share(tmp_path):
     share, greatest = oracle(*(one.numpy().reshape(-1) for one in (masked, whole, initial)))
     assert found["0"].share == pytest.approx(share, rel=1e-3)
     assert found["0"].greatest == pytest.approx(greatest, rel=1e-3)
+
+
+@given(st.lists(st.floats(0, 1e200), min_size=1, max_size=300).filter(any), st.floats(1e-3, 1e3))
+def test_figures_of_any_moves(moves, way):
+    found = _figures(np.array(moves), way)
+    scaled = np.array(moves) / max(moves)
+    squares = np.sort(scaled**2)[::-1]
+    assert found.share == pytest.approx(squares[: math.ceil(len(moves) / 100)].sum() / squares.sum())
+    assert found.greatest == pytest.approx(max(moves) / way)
