@@ -604,12 +604,11 @@ def test_an_adjoint_with_little_ram_that_is_cut_off_goes_on_from_its_checkpoint(
     assert back == [("carrying back", done, 48) for done in range(ends, 49)]
 
 
-def test_retrainings_that_are_cut_off_go_on_from_their_checkpoint(tmp_path, monkeypatch):
+def test_retrainings_that_are_cut_off_go_on_from_their_checkpoint(recorded, tmp_path, monkeypatch):
     monkeypatch.setattr("dualform.influence.adjoint._SECONDS", 0.0)
     monkeypatch.setattr("dualform.influence.adjoint._SHARE", 0)
-    training, file = Training(), tmp_path / "file"
-    training.run(path=tmp_path / "run")
-    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    (training, path), file = recorded, tmp_path / "file"
+    arguments = path, training.model, training.queries, per_row, training.batches
     whole = retrain(*arguments, random=6, share=0.2)
 
     def until(what, done, total):
@@ -640,16 +639,17 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_first(recorded, tmp_path
         retrain(*arguments, without=[[1]], checkpoint=file)
 
 
-def test_a_checkpoint_that_is_not_saved_ends_nothing(tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_not_saved_ends_nothing(recorded, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dualform.influence.adjoint._SECONDS", 0.0)
     monkeypatch.setattr("dualform.influence.adjoint.write_new", full)
-    training = Training()
-    whole = training.adjoint(tmp_path / "run")
+    training, path = recorded
+    arguments = path, training.model, training.queries, per_row, training.batches
+    whole = adjoint(*arguments)
     with pytest.warns(RuntimeWarning, match="the checkpoint was not saved"):
-        found = training.adjoint(tmp_path / "again", checkpoint=tmp_path / "file")
+        found = adjoint(*arguments, checkpoint=tmp_path / "file")
     assert np.array_equal(found.values, whole.values)
     assert not list(tmp_path.glob("file*"))
 

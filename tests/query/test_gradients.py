@@ -14,7 +14,6 @@ import dualform
 from dualform import kernels
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.questions import ExampleGradients, LayerGradients
-from dualform.record.examples import Examples, SignalPasses
 from tests.cases import some
 from tests.query.networks import Images
 from tests.store.small_memory import TOKENS, open_writer, token_batch
@@ -390,12 +389,6 @@ def test_losses_labels_and_models_that_do_not_fit_are_refused(mlp, said, change)
     usual = {"model": mlp.model, "inputs": mlp.tests[0], "labels": mlp.tests[1], "loss": loss}
     with pytest.raises(BadInput, match=said):
         mlp.memory.gradients(*(usual | change).values())
-
-
-def test_passes_of_a_part_of_the_examples_take_their_labels(mlp):
-    examples = Examples("some", *mlp.tests, loss)
-    part = SignalPasses(mlp.model, [], {}, examples, 1, 9)
-    assert (part.count, part.available) == (TESTS - 1, TESTS)
 
 
 class Sometimes(nn.Module):

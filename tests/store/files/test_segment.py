@@ -10,7 +10,6 @@ import pytest
 from dualform.errors import Damaged
 from dualform.store.files import segment
 from dualform.store.files.durable_files import Blocks
-from dualform.store.files.ram_budget import RamBudget
 from dualform.store.files.segment import BLOCK_BYTES, RecentBlocks, Segment, SegmentCache, flat_index
 from dualform.store.rows import Rows
 from dualform.store.sources import segment_rows
@@ -206,11 +205,3 @@ def test_few_rows_of_a_first_question_are_copied_out_of_their_blocks(stored, rea
     file.path.unlink()
     with pytest.raises(Damaged, match=r"cannot be read: No such file"):
         again.passing().holding(few)
-
-
-def test_under_a_budget_what_is_read_is_kept_and_counted(stored):
-    cache = SegmentCache(budget=RamBudget(64 << 20))
-    source = rows_of(stored, cache)
-    assert source.passing() is source.passing(first=True) is source
-    source.passing().read(0, 5)
-    assert cache.nbytes > 0

@@ -232,6 +232,19 @@ def test_an_edited_memory_json_is_refused_by_name(path, tmp_path, place, value, 
     assert list((tmp_path / "victim").iterdir()) == []
 
 
+ADDED = {"galleries", "buffers", "aliases", "halved", "final", "marks", "runs", "repaired"}
+"""What memory.json has, though the first memories of this format had it not."""
+
+
+def test_a_memory_of_before_lacks_what_memory_json_has_since(path):
+    said = json.loads((path / "memory.json").read_text())
+    before = {name: own for name, own in said.items() if name not in ADDED}
+    assert len(before) < len(said)
+    (path / "memory.json").write_text(json.dumps(edited(before, ("format",), "replace", said["format"])))
+    memory = Snapshot.open(path)
+    assert (memory.count("sample"), memory.aliases, check_memory(path)) == (12, {}, [])
+
+
 def test_layers_of_one_anothers_parameters_are_refused_and_found(sound, tmp_path):
     said = json.loads((sound / "memory.json").read_text())
     for number, name in enumerate(["layer-0.weight", "layer-1.weight "]):
