@@ -88,11 +88,10 @@ def test_loops_of_gcc_give_the_same_bits_and_stay_within_their_arrays(tmp_path):
 @pytest.mark.parametrize("system", ["aarch64-linux-gnu", "aarch64-macos", "x86_64-windows-gnu"])
 def test_the_loops_compile_for_other_systems(tmp_path, system):
     pytest.importorskip("ziglang", reason="the package ziglang, which brings other systems' headers, is not here")
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", system, *FLAGS, "-O0", "-c"]
-    sources = some(sorted(map(str, SOURCES.glob("*.c"))))
-    made = subprocess.run([*command, *sources], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    assert len(list(tmp_path.iterdir())) == len(sources)
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", system, *FLAGS, "-O0", "-c", "-o", "loop.o"]
+    for source in some(sorted(SOURCES.glob("*.c"))):
+        made = subprocess.run([*command, str(source)], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
 
 
 OVERFLOW = """

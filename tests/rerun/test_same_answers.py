@@ -28,7 +28,7 @@ QUESTIONS = [
     GroupSum("0", QuerySetExamples("test", (2,), (0,)), by=("label",), score="abs"),
     GroupSum("2", Vectors(np.abs(QUERIES.rows)), by=("label",), score="abs"),
 ]
-SAMPLES, TOKENS = Training(steps=12, rows=60), Training(steps=8, rows=12, tokens=10)
+SAMPLES, TOKENS = Training(steps=12, rows=60, spread=60), Training(steps=8, rows=12, tokens=10, spread=60)
 BLOCK = 256
 
 

@@ -171,7 +171,7 @@ def test_a_training_that_was_cut_off_has_no_reconstruction_but_weights():
     ("error", "said", "asked"),
     [
         (BadInput, "at_step must be at most 12, the number of recorded steps, not 13", {"at_step": 13}),
-        (EmptyMask, "matches no slot", {"where": "label = 9"}),
+        (EmptyMask, "where matches no", {"where": "label = 9"}),
         (BadMask, "where", {"where": "label = "}),
         (NotFound, "no dataset 'mnist'", {"where": "dataset = 'mnist'"}),
     ],
