@@ -5,14 +5,11 @@ harness                 plans, sections, races, processes
 data                    generated keys, and memories of them; queries, masks and groups
 peers                   other packages, and one question put to dualform and all of them
 oracle                  the right answers, in float64
-cold                    first answers
+processes               first answers of a process, and pages for a browser
 recording               trainings with the recorder on, and the networks that are trained
 serving                 questions over gRPC: many clients, floods, and the memory of servers
-explorer                pages for a browser
-search                  the best slots, filters, groups and sums
-gradients               contributions, dot products of gradients, the ledger
-growth                  memories of several sizes, and the keys read once
-weights                 ablated weights of whole networks
+search                  the best slots, filters, groups and sums; memories of several sizes
+values                  contributions, dot products of gradients, the ledger, ablated weights
 document                benchmarks.md and its pictures, from benchmarks.json
 
 Programs of their own:

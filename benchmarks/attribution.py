@@ -314,7 +314,7 @@ def write(out: Path, docs: Path) -> Path:
         parts += [
             f"### {name}",
             *_recipe_words(recipe),
-            "\n".join(table(("way", *MEASURES.values(), "seconds"), list(_rows(recipe)))),
+            table(("way", *MEASURES.values(), "seconds"), list(_rows(recipe))),
         ]
     hours = sum(sum(recipe["seconds"].values()) for recipe in report["recipes"].values()) / 3600
     parts.append(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ from dualform.store.files.segment import SegmentCache
 from dualform.store.layer import Layer, affine
 from dualform.store.query_sets import QuerySetArrays
 from dualform.store.reading.snapshot import Snapshot
+from dualform.store.rows import Rows
 from dualform.store.writing.writer import Writer
 
 A = TypeVar("A")
@@ -37,6 +40,8 @@ LAYER = "layer-1"
 LR = 0.1
 """Of generated memories with values."""
 NETWORK_QUERIES = 64
+FEW = 0.1
+"""Share of the slots, of which a mask is small."""
 COLUMNS = ("dataset", "label", "sample", "position", "coin")
 _SETTINGS = {"lr": LR, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
 
@@ -48,26 +53,23 @@ class GeneratedKeys:
 
     origin = f"keys are the relu of normal numbers around {CLUSTERS} centres"
 
-    def __init__(self, width: int, seed: int = 0) -> None:
+    def __init__(self, width: int, seed: int = 0, spread: float = 1.0) -> None:
+        """`spread`: deviation of the centres; 0 for numbers without clusters."""
         self._seed = seed
-        self._centres = np.random.default_rng(seed).normal(size=(CLUSTERS, width)).astype(np.float32)
+        self._centres = spread * np.random.default_rng(seed).normal(size=(CLUSTERS, width)).astype(np.float32)
 
-    def blocks(self, slots: int) -> Iterator[tuple[Floats, dict[str, NDArray[Any]]]]:
-        """Keys float32[b, d_in] and columns of T slots: half of each dataset, either half contiguous."""
+    def blocks(self, slots: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+        """Clusters int64[b] of T slots and keys float32[b, d_in]: the second half of the slots has clusters of its
+        own.
+        """
         random = np.random.default_rng((self._seed, 1))
         for start in range(0, slots, BLOCK):
-            slot = np.arange(start, min(start + BLOCK, slots))
-            second = slot >= slots // 2
-            cluster = random.integers(0, CLUSTERS // 2, len(slot)) + second * (CLUSTERS // 2)
-            columns = {
-                "dataset": np.array(("first", "second"), dtype=object)[second.astype(int)],
-                "label": cluster % 10,
-                "sample": random.integers(0, 60_000, len(slot)),
-            }
-            yield self._around(cluster, random), columns
+            second = np.arange(start, min(start + BLOCK, slots)) >= slots // 2
+            cluster = random.integers(0, CLUSTERS // 2, len(second)) + second * (CLUSTERS // 2)
+            yield cluster, self._around(cluster, random)
 
     def queries(self, count: int) -> Floats:
-        """float32[n, d_in], around centres of the two datasets in turn."""
+        """float32[n, d_in], around centres of the two halves in turn."""
         random = np.random.default_rng((self._seed, 2))
         cluster = random.integers(0, CLUSTERS // 2, count) + np.arange(count) % 2 * (CLUSTERS // 2)
         return self._around(cluster, random)
@@ -81,93 +83,69 @@ class GeneratedKeys:
 # ---- Memories that are written
 
 
-def write_memory(path: Path, source: GeneratedKeys, slots: int, outputs: int = 0, query_set: int = 0) -> None:
-    """A memory of one layer. Two slots in a row share a `position`; `coin` is a fair one.
+def write_memory(
+    path: Path, sources: Mapping[str, GeneratedKeys], slots: int, outputs: int = 0, query_set: int = 0
+) -> None:
+    """A memory of plain SGD, or of no optimizer if it has no values.
+
+    Columns: half of the slots are of each `dataset`, either half contiguous; two slots in a row share a `position`;
+    `coin` is a fair one.
 
     Args:
-        outputs: d_out; 0 for no values.
-        query_set: so many queries of the source are its query set `test`.
+        sources: of the keys, by layer.
+        outputs: d_out of every layer; 0 for no values.
+        query_set: so many queries of the sources are the query set `test`.
     """
-    coin, rng = np.random.default_rng(7).random(slots) < 0.5, np.random.default_rng(8)
-    width = source.queries(1).shape[1]
-
-    def batches() -> Iterator[tuple[dict[str, Any], dict[str, LayerRows], NDArray[np.int64]]]:
-        start = 0
-        for keys, columns in source.blocks(slots):
-            slot = np.arange(start, start + len(keys))
-            values = _values(rng, len(keys), outputs) if outputs else None
-            yield {**columns, "coin": coin[slot]}, {LAYER: LayerRows(0, keys, values)}, slot // 2
-            start += len(keys)
-
-    sets = []
-    if query_set:
-        sets.append(QuerySetArrays("test", {LAYER: source.queries(query_set)}, np.arange(query_set) % 10, None))
-    _write(path, {LAYER: (width, outputs)}, batches(), sets)
-
-
-def write_network(path: Path, slots: int, layers: int, width: int, query_set: int = 0) -> None:
-    """A memory of several layers of one width each way: keys as after a relu, and values. `query_set`: as of
-    `write_memory`.
-    """
-    rng, names = np.random.default_rng(10), [f"layer-{number}" for number in range(layers)]
-
-    def rows(count: int) -> LayerRows:
-        keys = np.maximum(rng.standard_normal((count, width), dtype=np.float32), 0)
-        return LayerRows(0, keys, _values(rng, count, width))
-
-    def batches() -> Iterator[tuple[dict[str, Any], dict[str, LayerRows], None]]:
-        for start in range(0, slots, BLOCK):
-            sample = np.arange(start, min(start + BLOCK, slots))
-            dataset = np.array(("first", "second"), dtype=object)[(sample >= slots // 2).astype(int)]
-            columns = {"dataset": dataset, "label": sample % 10}
-            yield {**columns, "sample": sample}, {name: rows(len(sample)) for name in names}, None
-
-    sets = []
-    if query_set:
-        queries = {name: rows(query_set).keys for name in names}
-        sets.append(QuerySetArrays("test", queries, np.arange(query_set) % 10, None))
-    _write(path, dict.fromkeys(names, (width, width)), batches(), sets)
-
-
-def _values(rng: np.random.Generator, count: int, width: int) -> Floats:
-    """Normal numbers whose size differs from slot to slot by a factor of about ten, as those of a network do that has
-    learned most of its samples.
-    """
-    sizes = np.exp(rng.normal(size=(count, 1))).astype(np.float32)
-    return rng.standard_normal((count, width), dtype=np.float32) * sizes
-
-
-def _write(
-    path: Path,
-    shapes: Mapping[str, tuple[int, int]],
-    batches: Iterable[tuple[dict[str, Any], dict[str, LayerRows], NDArray[np.int64] | None]],
-    query_sets: Sequence[QuerySetArrays],
-) -> None:
-    """A memory of plain SGD, or of no optimizer where layers have no outputs. `shapes`: d_in and d_out by layer."""
-    valued = all(outputs for _, outputs in shapes.values())
+    queries = {name: source.queries(query_set or 1) for name, source in sources.items()}
+    widths = {name: own.shape[1] for name, own in queries.items()}
+    valued, rows = outputs > 0, max(1, outputs)
     header = Header(
         path,
         layers=[
-            Layer(name, "sample", inputs, max(1, outputs), affine(inputs, f"{name}.weight", None), values=valued)
-            for name, (inputs, outputs) in shapes.items()
+            Layer(name, "sample", width, rows, affine(width, f"{name}.weight", None), values=valued)
+            for name, width in widths.items()
         ],
         optimizer="SGD" if valued else "none",
         rule="sgd" if valued else "",
         reason="" if valued else "a benchmark's memory",
-        initial={
-            f"{name}.weight": np.zeros((max(1, outputs), inputs), dtype=np.float32)
-            for name, (inputs, outputs) in shapes.items()
-        },
+        initial={f"{name}.weight": np.zeros((rows, width), dtype=np.float32) for name, width in widths.items()},
     )
-    writer = Writer(header)
-    factors = tuple(Factor(f"{name}.weight", 0, 1.0, 0.0) for name in shapes)
-    for step, (columns, rows, position) in enumerate(batches):
-        extent = Extent("sample", 0, len(columns["sample"]), None, position=position)
+    writer, random = Writer(header), np.random.default_rng(8)
+    coin = np.random.default_rng(7).random(slots) < 0.5
+    factors = tuple(Factor(f"{name}.weight", 0, 1.0, 0.0) for name in sources)
+    for step, blocks in enumerate(zip(*(source.blocks(slots) for source in sources.values()), strict=True)):
+        cluster = blocks[0][0]
+        slot = step * BLOCK + np.arange(len(cluster))
+        columns = {
+            "dataset": np.array(("first", "second"), dtype=object)[(slot >= slots // 2).astype(int)],
+            "label": cluster % 10,
+            "sample": random.integers(0, 60_000, len(slot)),
+            "coin": coin[slot],
+        }
+        made = {
+            name: [LayerRows(0, keys, _values(random, len(slot), outputs) if valued else None)]
+            for name, (_, keys) in zip(sources, blocks, strict=True)
+        }
+        extent = Extent("sample", 0, len(slot), None, position=slot // 2)
         logs = [StepLog(step, True, step, (ParameterGroup(_SETTINGS),), factors)] if valued else []
-        writer.append(Batch(step, columns, [extent], {name: [own] for name, own in rows.items()}, logs=logs))
-    for query_set in query_sets:
-        writer.add_query_set(query_set)
+        writer.append(Batch(step, columns, [extent], made, logs=logs))
+    if query_set:
+        writer.add_query_set(QuerySetArrays("test", queries, np.arange(query_set) % 10, None))
     writer.close()
+
+
+def _values(random: np.random.Generator, count: int, width: int) -> Floats:
+    """Normal numbers whose size differs from slot to slot by a factor of about ten, as those of a network do that has
+    learned most of its samples.
+    """
+    sizes = np.exp(random.normal(size=(count, 1))).astype(np.float32)
+    return random.standard_normal((count, width), dtype=np.float32) * sizes
+
+
+def write_network(path: Path, slots: int, layers: int, width: int, query_set: int = 0) -> None:
+    """A memory of several layers of one width each way, with values; keys have no clusters."""
+    sources = {f"layer-{number}": GeneratedKeys(width, number, spread=0.0) for number in range(layers)}
+    write_memory(path, sources, slots, width, query_set)
 
 
 # ---- Questions
@@ -190,6 +168,19 @@ class Mask:
     def slots(self) -> NDArray[np.int64]:
         return np.flatnonzero(self.stays)
 
+    @cached_property
+    def removed(self) -> NDArray[np.bool_]:
+        return ~self.stays
+
+    @cached_property
+    def bits(self) -> NDArray[np.uint8]:
+        return np.packbits(self.stays, bitorder="little")
+
+    @property
+    def is_small(self) -> bool:
+        """Whether gathering the keys of its slots costs less than scoring all."""
+        return len(self.slots) < FEW * len(self.stays)
+
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -201,14 +192,10 @@ class Groups:
     count: int
     """G."""
 
-    @classmethod
-    def of(cls, columns: Mapping[str, NDArray[Any]], *by: str) -> Groups:
-        codes: Any = 0
-        for name in by:
-            values, own = np.unique(np.asarray(columns[name]), return_inverse=True)
-            codes = codes * len(values) + own
-        present, numbers = np.unique(codes, return_inverse=True)
-        return cls(by, numbers, len(present))
+    @property
+    def members(self) -> list[NDArray[np.bool_]]:
+        """bool[T] of each group."""
+        return [self.numbers == group for group in range(self.count)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,32 +207,24 @@ class Data:
     queries: Floats
     columns: dict[str, NDArray[Any]]
 
-    @property
-    def coin(self) -> Mask:
-        """Half of the slots, at random."""
-        return self._mask("coin", True)
-
-    @property
-    def half(self) -> Mask:
-        """Half of the slots, contiguous."""
-        return self._mask("dataset", self.columns["dataset"][0])
-
-    @property
-    def tiny(self) -> Mask:
-        """The slots of one sample."""
-        return self._mask("sample", int(self.columns["sample"][0]))
+    def mask(self, column: str) -> Mask:
+        """The slots that have the first slot's value; of `coin`, those where it is true."""
+        value = True if column == "coin" else self.columns[column].item(0)
+        return Mask(column, value, np.asarray(self.columns[column] == value, dtype=bool))
 
     def groups(self, *by: str) -> Groups:
-        return Groups.of(self.columns, *by)
-
-    def _mask(self, column: str, value: Any) -> Mask:
-        return Mask(column, value, np.asarray(self.columns[column] == value, dtype=bool))
+        codes: Any = 0
+        for name in by:
+            values, own = np.unique(self.columns[name], return_inverse=True)
+            codes = codes * len(values) + own
+        present, numbers = np.unique(codes, return_inverse=True)
+        return Groups(by, numbers, len(present))
 
 
 def prepare(plan: Plan) -> None:
     """Write the run's memory and queries into its folder."""
     keys = GeneratedKeys(plan.width)
-    write_memory(plan.memory, keys, plan.slots)
+    write_memory(plan.memory, {LAYER: keys}, plan.slots)
     np.save(plan.folder / "queries.npy", keys.queries(max(plan.queries)))
 
 
@@ -273,10 +252,10 @@ def read(path: Path, queries: Floats) -> Data:
     return Data(matrix(memory.keys(LAYER)), queries, {name: np.asarray(memory.column(space, name)) for name in COLUMNS})
 
 
-def matrix(rows: Any) -> Floats:
+def matrix(rows: Rows) -> Floats:
     """All rows that a memory holds of a layer's keys or values, as one matrix."""
     found = np.empty((rows.rows, rows.width), dtype=np.float32)
-    for start, block in rows.blocks(1 << 14):
+    for start, block in rows.blocks(BLOCK):
         found[start : start + len(block)] = block
     return found
 
@@ -287,19 +266,12 @@ class Fresh:
     They share the segments in memory, and nothing else.
     """
 
-    def __init__(self, path: Path, backend: str | None, slots: int | None = None) -> None:
-        """`slots`: only the first ones are read; None for all."""
-        self._path, self._backend = path, backend
-        self._segments = SegmentCache()
+    def __init__(self, path: Path, backend: str | None) -> None:
+        self._path, self._backend, self._segments = path, backend, SegmentCache()
         memory = self.snapshot()
         for layer in memory.layers.values():
-            keys = memory.keys(layer.name)
-            last = keys.entries if slots is None else slots
-            last_row = last if keys.row_of_entry is None else int(keys.row_of_entry[:last].max()) + 1
-            for start in range(0, last_row, BLOCK):
-                keys.block(start, min(start + BLOCK, last_row))
-            for start in range(0, last if layer.values else 0, BLOCK):
-                memory.values(layer.name).block(start, min(start + BLOCK, last))
+            for read_rows in (memory.keys, memory.values) if layer.values else (memory.keys,):
+                deque(read_rows(layer.name).blocks(BLOCK), maxlen=0)
 
     def snapshot(self) -> Snapshot:
         return Snapshot.open(self._path, self._segments)
@@ -312,12 +284,11 @@ class Fresh:
 
         Nobody asked before: sums that were kept beside the keys are neither read nor written.
         """
-        seconds, least = list[float](), durable_files.LEAST_BYTES
-        durable_files.LEAST_BYTES = sys.maxsize
-        for _ in range(repeats):
-            with self.engine() as engine:
-                began = time.perf_counter()
-                answer = ask(engine)
-                seconds.append(time.perf_counter() - began)
-        durable_files.LEAST_BYTES = least
+        seconds = list[float]()
+        with patch.object(durable_files, "LEAST_BYTES", sys.maxsize):
+            for _ in range(repeats):
+                with self.engine() as engine:
+                    began = time.perf_counter()
+                    answer = ask(engine)
+                    seconds.append(time.perf_counter() - began)
         return seconds, answer

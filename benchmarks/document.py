@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.harness import FELT, OURS, REPEATED, SECTIONS, Cell, Row, Section, Target
+from benchmarks.harness import FELT, OURS, SECTIONS, Cell, Row, Section, Target
 from dualform.store.files.ram_budget import readable
 from dualform_studies.documents import write_page
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _HEADING = ("question", "dualform", "compared with", "ratio", "target")
 
@@ -21,9 +18,9 @@ _HEADING = ("question", "dualform", "compared with", "ratio", "target")
 def write(out: Path, report: Path, run: Mapping[str, Any]) -> None:
     """Write the page and its pictures into `out`, and every table into the file `report`."""
     sections = [Section.from_json(run["sections"][name]) for name in SECTIONS if name in run["sections"]]
-    write_page(out / "benchmarks.md", "Benchmarks", ["\n".join(_page(out, report, run, sections))])
+    write_page(out / "benchmarks.md", "Benchmarks", _page(out, report, run, sections))
     report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text("\n".join(_report(run, sections)) + "\n")
+    report.write_text("\n\n".join(_report(run, sections)) + "\n")
 
 
 def _page(out: Path, report: Path, run: Mapping[str, Any], sections: Sequence[Section]) -> Iterator[str]:
@@ -31,39 +28,35 @@ def _page(out: Path, report: Path, run: Mapping[str, Any], sections: Sequence[Se
         f"{_written(run)} Every table, with the peers' own figures, is in the `{report}` that the command leaves. "
         f"{_slots(run)}"
     )
-    yield ""
     yield (
         "Times are medians, on all cores. Every answer is compared with a float64 oracle; a wrong one counts for "
         f"nothing. The machine: {', '.join(f'{name} {value}' for name, value in run['machine'].items())}."
     )
-    yield ""
-    if _draw_felt(out / "benchmarks-summary.png", [section for section in sections if section.name in FELT]):
-        yield from (f"![{TITLE}](benchmarks-summary.png)", "")
-    rows = [(section, row) for section in sections for row in section.rows]
-    missed = [row for _, row in rows if row.target and not row.met]
-    unjudged = [row for section, row in rows if section.name in FELT and row.ratio is not None and not row.target]
-    met = [_nearest(own) for section in sections if (own := [row for row in section.rows if row.met])]
+    by_name = {section.name: section.rows for section in sections}
+    if _draw(out / "benchmarks-summary.png", _felt(by_name), 1):
+        yield f"![{TITLE}](benchmarks-summary.png)"
+    rows = list(chain(*by_name.values()))
+    unjudged = [row for name in FELT for row in by_name.get(name, []) if row.ratio is not None and not row.target]
+    met = [[row for row in own if row.met] for own in by_name.values()]
     for heading, some, columns in (
-        ("Targets missed", missed, len(_HEADING)),
+        ("Targets missed", [row for row in rows if row.target and not row.met], len(_HEADING)),
         ("No target", unjudged, len(_HEADING) - 1),
-        ("Targets met: the one of each section that is nearest to being missed", met, len(_HEADING)),
+        (
+            "Targets met: the one of each section that is nearest to being missed",
+            [max(own, key=lambda row: row.used or 0.0) for own in met if own],
+            len(_HEADING),
+        ),
     ):
         if some:
-            yield from (f"## {heading}", "")
-            yield from table(_HEADING[:columns], [_compared(row)[:columns] for row in some])
-    if _draw_contests(out / "benchmarks.png", [section for section in sections if section.name in REPEATED]):
-        yield from ("![The time of each contestant, question by question](benchmarks.png)", "")
-
-
-def _nearest(met: Sequence[Row]) -> Row:
-    """The row that is nearest to missing its target."""
-    return max(met, key=lambda row: row.used)
+            yield f"## {heading}"
+            yield table(_HEADING[:columns], [_compared(row)[:columns] for row in some])
+    if _draw(out / "benchmarks.png", _contests(by_name), 3):
+        yield "![The time of each contestant, question by question](benchmarks.png)"
 
 
 def _compared(row: Row) -> list[str]:
-    ratio = ratio_of(row) or "—"
     target = (target_of(row) or "—") + (" (not measured)" if row.target and row.met is None else "")
-    return [row.question, figure_of(row.ours), beside_of(row) or "—", ratio, target]
+    return [row.question, figure_of(row.ours), beside_of(row) or "—", ratio_of(row) or "—", target]
 
 
 def _written(run: Mapping[str, Any]) -> str:
@@ -75,35 +68,30 @@ def _slots(run: Mapping[str, Any]) -> str:
 
 
 def _report(run: Mapping[str, Any], sections: Sequence[Section]) -> Iterator[str]:
-    yield from ("# Benchmarks", "", _written(run))
-    yield "A section that was measured again, by the command that it names, replaces the run's own."
-    yield from ("", _slots(run), "")
+    yield "# Benchmarks"
+    yield f"{_written(run)}\nA section that was measured again, by the command that it names, replaces the run's own."
+    yield _slots(run)
     yield (
         "Times are medians; contestants take turns within one race, on all cores, with the keys already in the form "
         "they like best. Every answer, ours and each peer's, is compared with a float64 oracle in the same run: ours "
         "must name the same slots in the same order, a peer's may differ where float32 cannot tell. A wrong answer is "
         "called **wrong**, and its time counts for nothing. `x` is a peer's time over ours."
     )
-    yield ""
     if run["backend"] != "automatic":
-        yield from (f"dualform's backend: {run['backend']}.", "")
-    yield from table(["machine", ""], [[name, value] for name, value in run["machine"].items()])
-    yield from (", ".join(f"{name} {version}" for name, version in run["versions"].items()) + ".", "")
+        yield f"dualform's backend: {run['backend']}."
+    yield table(["machine", ""], [[name, value] for name, value in run["machine"].items()])
+    yield ", ".join(f"{name} {version}" for name, version in run["versions"].items()) + "."
     for section in sections:
-        yield from _section(section, run)
-
-
-def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:
-    quick = "--quick " if run["quick"] else ""
-    yield from (f"## {section.title}", "")
-    yield f"`python -m benchmarks {quick}--only {section.name}` ({section.date}, {section.seconds:.0f} s)"
-    yield ""
-    rows = [[row.question, name, *_judged(row, name, cell)] for row in section.rows for name, cell in row.cells.items()]
-    yield from table(("question", "", "time or bytes", "ratio", "remark"), rows)
-    if section.facts:
-        yield from table(["", ""], [[name, value] for name, value in section.facts.items()])
-    for note in section.notes:
-        yield from (note, "")
+        quick = "--quick " if run["quick"] else ""
+        yield f"## {section.title}"
+        yield f"`python -m benchmarks {quick}--only {section.name}` ({section.date}, {section.seconds:.0f} s)"
+        judged = [
+            [row.question, name, *_judged(row, name, cell)] for row in section.rows for name, cell in row.cells.items()
+        ]
+        yield table(("question", "", "time or bytes", "ratio", "remark"), judged)
+        if section.facts:
+            yield table(["", ""], [[name, value] for name, value in section.facts.items()])
+        yield from section.notes
 
 
 def _judged(row: Row, name: str, cell: Cell) -> tuple[str, str, str]:
@@ -114,11 +102,12 @@ def _judged(row: Row, name: str, cell: Cell) -> tuple[str, str, str]:
     return figure_of(cell), f"{ratio(cell.seconds / ours)} x" if ours and cell.counts and cell.seconds else "", remark
 
 
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table, and the empty line after it."""
-    for line in (heading, ["---"] * len(heading), *rows):
-        yield "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in line) + " |"
-    yield ""
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = (heading, ["---"] * len(heading), *rows)
+    return "\n".join(
+        "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in line) + " |" for line in lines
+    )
 
 
 # ---- Figures as they are printed
@@ -126,30 +115,30 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 def duration(seconds: float) -> str:
     """Three digits and a unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= 0.9995 * size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds / 1e-6)} µs"
+    unit, size = next(
+        (own for own in (("s", 1.0), ("ms", 1e-3)) if seconds >= 0.9995 * own[1]),
+        ("µs", 1e-6),
+    )
+    value = seconds / size
+    return f"{f'{value:,.0f}' if value >= 99.95 else f'{value:.1f}' if value >= 9.995 else f'{value:.2f}'} {unit}"
 
 
 def ratio(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
 def figure_of(cell: Cell) -> str:
     """A cell's time, with its spread, or its bytes; "—" if it has neither."""
     if cell.bytes is not None:
-        return f"**wrong** ({readable(cell.bytes)})" if cell.wrong else readable(cell.bytes)
-    if cell.seconds is None:
+        figure = readable(cell.bytes)
+    elif cell.seconds is not None:
+        figure = duration(cell.seconds)
+    else:
         return "—"
     if cell.wrong:
-        return f"**wrong** ({duration(cell.seconds)})"
+        return f"**wrong** ({figure})"
     spread = "" if cell.best is None or cell.worst is None else f" ({duration(cell.best)} to {duration(cell.worst)})"
-    return duration(cell.seconds) + spread
+    return figure + spread
 
 
 def beside_of(row: Row) -> str:
@@ -161,8 +150,7 @@ def ratio_of(row: Row) -> str:
     """The ratio and its spread; "" without one."""
     if row.ratio is None:
         return ""
-    spread = "" if row.ratios is None else f" ({ratio(row.ratios[0])} to {ratio(row.ratios[1])})"
-    return ratio(row.ratio) + spread
+    return ratio(row.ratio) + (f" ({ratio(row.ratios[0])} to {ratio(row.ratios[1])})" if row.ratios else "")
 
 
 def target_of(row: Row) -> str:
@@ -182,144 +170,124 @@ def _bound(target: Target) -> str:
 # ---- Pictures
 
 TITLE = "The first answer of a process, a training that is recorded, and clients that ask at once"
-ANSWERS = "The first answer (blue) and plain programs over the same files"
-TRAININGS = "A training that is recorded, times the same one unrecorded; its target in green"
-CLIENTS = f"Questions a second that {OURS} serve answers"
-_BLUE, _GREY, _GREEN = "#0072B2", "0.55", "#009E73"
+Rows: TypeAlias = Mapping[str, Sequence[Row]]
+"""By section."""
 
 
-def _draw(path: Path, panels: Sequence[Callable[[Axes], None]], across: int, size: Any, **layout: Any) -> bool:
-    """Draw the panels into a file. Returns False, and draws nothing, if the list is empty."""
-    if not panels:
-        return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from dualform_studies.figures import packed_png
-
-    down = -(-len(panels) // across)
-    title = layout.pop("title", "")
-    drawing, axes = pyplot.subplots(down, across, figsize=size(down), squeeze=False, layout="constrained", **layout)
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        panel(axis)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_axis_off()
-    if title:
-        drawing.suptitle(title)
-    path.write_bytes(packed_png(drawing, dpi=110))
-    pyplot.close(drawing)
-    return True
+class Mark(NamedTuple):
+    value: float
+    text: str
+    is_ours: bool
 
 
-def _draw_contests(path: Path, sections: Sequence[Section]) -> bool:
-    """The time of everyone who can answer, question by question: those with a peer's time, spread over sections."""
-    found = {section.name: [row for row in section.rows if len(_times(row)) > 1] for section in sections}
-    rows = [
-        *found.get("topk", [])[:3],
-        *found.get("filtered", [])[:2],
-        *found.get("grouped", []),
-        *found.get("sums", [])[:3],
+Panel: TypeAlias = tuple[str, Sequence[tuple[str, Sequence[Mark]]]]
+"""A title, and lines from the top: a name and its marks."""
+
+
+def _felt(rows: Rows) -> list[Panel]:
+    """First answers, trainings and clients, as far as they were measured."""
+    answers = [
+        (row.question, [_mark(row, name) for name in _times(row) if name in (OURS, row.beside)])
+        for row in rows.get("cold", [])
+        if (row.target or row.ratio) and row.ours.counts
     ]
-    title = "Seconds an answer takes, median; logarithmic, shorter is faster"
-    panels = [partial(_contest, row=row) for row in rows]
-    return _draw(path, panels, 3, lambda down: (12, 2.6 * down), title=title)
+    trainings = [
+        (row.question, [Mark(row.ratio, ratio(row.ratio), True), Mark(row.target.value, target_of(row), False)])
+        for name in ("recording", "checkpointing")
+        for row in rows.get(name, [])
+        if row.target and row.ratio
+    ]
+    clients = [_rates(row) for row in rows.get("serving", []) if row.target and row.target.kind == "at least"]
+    panels: dict[str, Sequence[tuple[str, Sequence[Mark]]]] = {
+        "The first answer (blue) and plain programs over the same files": answers,
+        "A training that is recorded, times the same one unrecorded; its target in grey": trainings,
+        f"Questions a second that {OURS} serve answers": next(iter(clients), []),
+    }
+    return [(title, lines) for title, lines in panels.items() if lines]
+
+
+def _mark(row: Row, name: str) -> Mark:
+    """The seconds of a contestant; another than ours has its name with it."""
+    seconds = _times(row)[name]
+    text = duration(seconds)
+    return Mark(seconds, text if name == OURS else f"{name}: {text}", name == OURS)
+
+
+def _rates(row: Row) -> list[tuple[str, Sequence[Mark]]]:
+    sides = (row.beside, row.beside_seconds), (row.question.partition(":")[0], row.ours.seconds)
+    return [(name, [Mark(1 / took, f"{1 / took:,.0f}", name != row.beside)]) for name, took in sides if took]
+
+
+def _contests(rows: Rows) -> list[Panel]:
+    """The seconds of everyone who can answer, question by question: those with a peer's time, spread over sections."""
+    counts = {"topk": 3, "filtered": 2, "grouped": 1, "sums": 3}
+    chosen = [
+        row
+        for name, count in counts.items()
+        for row in [row for row in rows.get(name, []) if len(_times(row)) > 1][:count]
+    ]
+    return [
+        (
+            row.question,
+            [
+                (name, [Mark(seconds, duration(seconds), name.startswith(OURS))])
+                for name, seconds in sorted(_times(row).items(), key=lambda entry: entry[1])
+            ],
+        )
+        for row in chosen
+    ]
 
 
 def _times(row: Row) -> dict[str, float]:
     return {name: cell.seconds for name, cell in row.cells.items() if cell.counts and cell.seconds is not None}
 
 
-def _contest(axis: Axes, row: Row) -> None:
-    times = dict(sorted(_times(row).items(), key=lambda entry: -entry[1]))
-    colors = ["tab:blue" if name.startswith(OURS) else "0.7" for name in times]
-    bars = axis.barh(list(times), list(times.values()), color=colors)
-    axis.bar_label(bars, [duration(seconds) for seconds in times.values()], padding=3, fontsize=8)
-    axis.set_xscale("log")
-    low, high = min(times.values()), max(times.values())
-    axis.set_xlim(low / 3, high * (high / low) ** 0.3 * 2)
-    axis.set_title(row.question, fontsize=8)
-    axis.tick_params(labelsize=8)
+def _draw(path: Path, panels: Sequence[Panel], across: int) -> bool:
+    """Draw the panels, so many in a row, into a file. Returns False, and draws nothing, if there are none."""
+    if not panels:
+        return False
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
+    from dualform_studies.figures import packed_png
 
-def _draw_felt(path: Path, sections: Sequence[Section]) -> bool:
-    """Rows of answers, of trainings and of clients, as far as they were measured."""
-    rows = {section.name: section.rows for section in sections}
-    answers = [row for row in rows.get("cold", []) if (row.target or row.ratio) and row.ours.counts]
-    trainings = [
-        row for name in ("recording", "checkpointing") for row in rows.get(name, []) if row.target and row.ratio
-    ]
-    clients = [
-        row for row in rows.get("serving", []) if row.target and row.target.kind == "at least" and row.met is not None
-    ][:1]
-    kinds: list[tuple[list[Row], Any]] = [(answers, _answers), (trainings, _trainings), (clients, _clients)]
-    panels = [partial(panel, rows=found) for found, panel in kinds if found]
-    heights = [len(found) + 1 for found, _ in kinds if found]
-    return _draw(path, panels, 1, lambda down: (10, 0.43 * sum(heights) + 0.4 * down), height_ratios=heights)
-
-
-def _answers(axis: Axes, rows: Sequence[Row]) -> None:
-    """Seconds, ours and the other's."""
-    for place, row in enumerate(rows):
-        ours, beside = row.ours.seconds, row.beside_seconds if row.beside in row.cells else None
-        assert ours is not None
-        left = beside is None or ours <= beside
-        if beside is not None:
-            axis.plot([ours, beside], [place, place], color="0.8", linewidth=2, zorder=1)
-            axis.plot(beside, place, "o", color=_GREY, markersize=7)
-            _say(axis, beside, place, f"{row.beside}: {duration(beside)}", left=not left, color="0.3")
-        axis.plot(ours, place, "o", color=_BLUE, markersize=9)
-        _say(axis, ours, place, duration(ours), left=left, color=_BLUE)
-    axis.set_xscale("log")
-    low = min(row.ours.seconds or 1.0 for row in rows)
-    high = max(max(row.ours.seconds or 0.0, row.beside_seconds or 0.0) for row in rows)
-    axis.set_xlim(low / 4, high * 100)
-    axis.set_xticks([10.0**power for power in range(-6, 4) if low / 4 <= 10.0**power <= high * 3])
-    axis.set_xticks([], minor=True)
-    axis.xaxis.set_major_formatter(lambda seconds, _: duration(seconds).replace(".00", "").replace(".0", ""))
-    _finish(axis, [row.question for row in rows], ANSWERS)
-
-
-def _trainings(axis: Axes, rows: Sequence[Row]) -> None:
-    """Times the unrecorded training; the target is a mark."""
-    for place, row in enumerate(rows):
-        assert row.ratio is not None
-        assert row.target is not None
-        least, most = row.ratios or (row.ratio, row.ratio)
-        axis.plot([least, most], [place, place], color=_BLUE, linewidth=2, zorder=1)
-        axis.plot(row.ratio, place, "o", color=_BLUE, markersize=9)
-        axis.plot(row.target.value, place, "|", color=_GREEN, markersize=16, markeredgewidth=2.5)
-        _say(axis, max(most, row.target.value), place, ratio(row.ratio), left=False, color=_BLUE)
-    axis.axvline(1.0, color=_GREY, linewidth=1)
-    every = [ratio for row in rows for ratio in row.ratios or (row.ratio or 1.0,)]
-    axis.set_xlim(min(0.95, min(every) - 0.03), max(every) + 0.15)
-    _finish(axis, [row.question for row in rows], TRAININGS)
-
-
-def _clients(axis: Axes, rows: Sequence[Row]) -> None:
-    """Questions a second."""
-    (row,) = rows
-    assert row.ours.seconds is not None
-    assert row.beside_seconds is not None
-    rates = [1 / row.beside_seconds, 1 / row.ours.seconds]
-    axis.barh([0, 1], rates, color=[_GREY, _BLUE], height=0.6)
-    for place, rate in enumerate(rates):
-        _say(axis, rate, place, f"{rate:,.0f}", left=False, color="0.2")
-    axis.set_xlim(0, max(rates) * 1.15)
-    _finish(axis, [row.beside, row.question.partition(":")[0]], CLIENTS)
-
-
-def _say(axis: Axes, x: float, y: float, text: str, *, left: bool, color: str) -> None:
-    place, side = (-8 if left else 8, 0), "right" if left else "left"
-    axis.annotate(text, (x, y), place, textcoords="offset points", ha=side, va="center", fontsize=8.5, color=color)
-
-
-def _finish(axis: Axes, questions: Sequence[str], title: str) -> None:
-    axis.set_yticks(range(len(questions)), [textwrap.fill(question, 54) for question in questions], fontsize=8.5)
-    axis.set_ylim(len(questions) - 0.4, -0.6)
-    axis.set_title(title, fontsize=10, loc="left", weight="bold")
-    axis.tick_params(axis="x", labelsize=8)
-    axis.tick_params(axis="y", length=0)
-    for side in ("top", "right", "left"):
-        axis.spines[side].set_visible(False)
+    down = -(-len(panels) // across)
+    heights = [1.5 + max(len(lines) for _, lines in panels[row * across : (row + 1) * across]) for row in range(down)]
+    figure = Figure(figsize=(9 + across, 0.36 * sum(heights)), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False, height_ratios=heights)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (title, lines) in zip(axes.flat, panels, strict=False):
+        for place, (_, marks) in enumerate(lines):
+            least, most = min(marks), max(marks)
+            axis.plot([least.value, most.value], [place, place], color="0.8", zorder=1)
+            for mark in marks:
+                colour, side = ("#0072B2" if mark.is_ours else "0.45"), 1 if mark is most else -1
+                axis.plot(mark.value, place, "o", color=colour)
+                axis.annotate(
+                    mark.text,
+                    (mark.value, place),
+                    (7 * side, 0),
+                    textcoords="offset points",
+                    ha="left" if side > 0 else "right",
+                    va="center",
+                    color=colour,
+                    fontsize=8,
+                )
+        axis.set_yticks(range(len(lines)), [textwrap.fill(name, 60) for name, _ in lines], fontsize=8)
+        axis.set_ylim(len(lines) - 0.4, -0.6)
+        values = [mark.value for _, marks in lines for mark in marks]
+        low, high = min(values), max(values)
+        if high > 10 * low:
+            axis.set_xscale("log")
+            axis.set_xlim(low / 8, high * 60)
+            axis.xaxis.set_major_locator(LogLocator(numticks=6))
+            axis.xaxis.set_major_formatter(lambda seconds, _: _bound(Target("at most", seconds, "s")))
+            axis.xaxis.set_minor_locator(NullLocator())
+        else:
+            axis.set_xlim(0, 1.3 * high)
+        axis.set_title(textwrap.fill(title, 105 if across == 1 else 40), fontsize=9)
+        axis.tick_params(axis="x", labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    path.write_bytes(packed_png(figure, dpi=110))
+    return True

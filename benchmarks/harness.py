@@ -19,10 +19,12 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from timeit import timeit
 from typing import Any, Literal, TypeAlias, TypeVar
 from unittest import mock
 
 A = TypeVar("A")
+N = TypeVar("N")
 
 OURS = "dualform"
 K = 10
@@ -33,12 +35,12 @@ SAMPLE = 0.005
 """Seconds: what takes less is repeated within one measurement."""
 
 FELT = {
-    "cold": ("cold", "First answers"),
+    "cold": ("processes", "First answers"),
     "recording": ("recording", "Recording"),
     "checkpointing": ("recording", "Recording with checkpointing"),
     "long_training": ("recording", "A long training of small steps"),
     "serving": ("serving", "Serving"),
-    "explorer": ("explorer", "Pages for a browser"),
+    "explorer": ("processes", "Pages for a browser"),
     "strangers": ("serving", "Light questions beside others' floods"),
     "memory": ("serving", "Memory of a server"),
 }
@@ -48,15 +50,14 @@ REPEATED = {
     "filtered": ("search", "Top-10 under a filter"),
     "grouped": ("search", "The best of each group"),
     "sums": ("search", "Sums by group"),
-    "contributions": ("gradients", "Contributions along a direction"),
-    "gradients": ("gradients", "Dot products of gradients"),
-    "ledger": ("gradients", "Examples followed through a training"),
-    "growth": ("growth", "Growth"),
-    "weights": ("weights", "Ablated weights"),
-    "adamw": ("weights", "Ablated weights under AdamW"),
-    "floor": ("growth", "The floor"),
+    "contributions": ("values", "Contributions along a direction"),
+    "gradients": ("values", "Dot products of gradients"),
+    "ledger": ("values", "Examples followed through a training"),
+    "growth": ("search", "Growth"),
+    "weights": ("values", "Ablated weights"),
+    "adamw": ("values", "Ablated weights under AdamW"),
 }
-"""The cost of questions to a memory that is open and warm, and the limit of the machine's memory bus."""
+"""The cost of questions to a memory that is open and warm."""
 SECTIONS = FELT | REPEATED
 """In the order of the document."""
 
@@ -147,9 +148,6 @@ class Target:
     unit: Literal["", "s", "bytes"] = ""
     """Of a target for dualform's own figure; "" for one of the ratio."""
 
-    def met(self, figure: float) -> bool:
-        return figure <= self.value if self.kind == "at most" else figure >= self.value
-
 
 @dataclass(frozen=True)
 class Row:
@@ -171,25 +169,19 @@ class Row:
         return self.cells.get(OURS, Cell())
 
     @property
-    def met(self) -> bool | None:
-        """None without a target or a figure."""
-        figure = self._judged
-        return None if self.target is None or figure is None else self.target.met(figure) and not self.ours.wrong
-
-    @property
-    def used(self) -> float:
-        """How much of a target the figure uses up: 1 where it just meets it, more where it misses it; else 0."""
-        figure = self._judged
-        if self.target is None or figure is None:
-            return 0.0
+    def used(self) -> float | None:
+        """How much of the target is used up: 1 if it is just met, more if it is missed; None without it or a figure."""
+        if self.target is None:
+            return None
+        figure = {"": self.ratio, "s": self.ours.seconds, "bytes": self.ours.bytes}[self.target.unit]
+        if figure is None:
+            return None
         return figure / self.target.value if self.target.kind == "at most" else self.target.value / figure
 
     @property
-    def _judged(self) -> float | None:
-        """The figure that the target bounds."""
-        if self.target is None:
-            return None
-        return {"": self.ratio, "s": self.ours.seconds, "bytes": self.ours.bytes}[self.target.unit]
+    def met(self) -> bool | None:
+        """None without a target or a figure."""
+        return None if self.used is None else self.used <= 1 and not self.ours.wrong
 
 
 @dataclass
@@ -234,12 +226,19 @@ class Section:
     def compare_fastest(
         self, question: str, cells: Mapping[str, Cell], target: Target | None = None, *, times: bool = False
     ) -> None:
-        """Add a row with the ratio of our time to that of the fastest peer whose answer is right."""
-        if (fastest := fastest_peer(cells)) is None:
+        """Add a row with the ratio of our time to that of the fastest peer whose answer is right; names that begin with
+        dualform are not peers.
+        """
+        peers = {
+            name: cell.seconds
+            for name, cell in cells.items()
+            if cell.seconds is not None and not (cell.wrong or name.startswith(OURS))
+        }
+        if peers:
+            name = min(peers, key=peers.__getitem__)
+            self.compare(question, cells, f"fastest peer: {name}", target, seconds=peers[name], times=times)
+        else:
             self.rows.append(Row(question, cells, target=target))
-            return
-        name, seconds = fastest
-        self.compare(question, cells, f"fastest peer: {name}", target, seconds=seconds, times=times)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -258,16 +257,6 @@ class Section:
             for row in plain["rows"]
         ]
         return cls(**{**plain, "rows": rows})
-
-
-def fastest_peer(cells: Mapping[str, Cell]) -> tuple[str, float] | None:
-    """The fastest of the peers whose answer is right; names that begin with dualform are not peers."""
-    peers = {
-        name: cell.seconds
-        for name, cell in cells.items()
-        if not name.startswith(OURS) and cell.counts and cell.seconds is not None
-    }
-    return min(peers.items(), key=lambda peer: peer[1]) if peers else None
 
 
 def measured(name: str, plan: Plan) -> Section:
@@ -314,10 +303,7 @@ class _Runner:
             self.run()
             self.warm = seconds_of(self.run)
         loops = max(1, min(1000, int(SAMPLE / max(self.warm, 1e-7))))
-        began = time.perf_counter()
-        for _ in range(loops):
-            self.run()
-        self.measured.append((time.perf_counter() - began) / loops)
+        self.measured.append(timeit(self.run, number=loops) / loops)
 
 
 def race(
@@ -347,15 +333,11 @@ def race(
             # A first answer may do work that is kept: the second tells what the next ones take.
             runners[name].warm = seconds_of(run)
     gc.collect()
-    gc.disable()
-    try:
-        for _ in range(repeats):
-            for runner in runners.values():
-                if runner.wants_more(repeats, patience):
-                    time.sleep(PAUSE)
-                    runner.measure()
-    finally:
-        gc.enable()
+    for _ in range(repeats):
+        for runner in runners.values():
+            if runner.wants_more(repeats, patience):
+                time.sleep(PAUSE)
+                runner.measure()
     for name, runner in runners.items():
         wrong, remark = check(name, runner.answer)
         cells[name] = Cell.of(runner.measured, wrong=wrong, remark=remark)
@@ -363,9 +345,13 @@ def race(
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    return timeit(run, number=1)
+
+
+def turns(measures: Mapping[N, Callable[[], A]], repeats: int) -> dict[N, list[A]]:
+    """What each measure finds, made in turns, since a machine's speed drifts."""
+    rounds = [{name: measure() for name, measure in measures.items()} for _ in range(repeats)]
+    return {name: [one[name] for one in rounds] for name in measures}
 
 
 # ---- Processes
@@ -379,10 +365,15 @@ def new_process(**environment: str) -> ProcessPoolExecutor:
     return pool
 
 
+def ask_in(process: ProcessPoolExecutor, function: Callable[..., A], *arguments: Any) -> A:
+    """The result of a function that runs in a process."""
+    return process.submit(function, *arguments).result()
+
+
 def apart(function: Callable[..., A], *arguments: Any, **environment: str) -> A:
     """The result of a function that runs in a new process."""
-    with new_process(**environment) as pool:
-        return pool.submit(function, *arguments).result()
+    with new_process(**environment) as process:
+        return ask_in(process, function, *arguments)
 
 
 def cores() -> int:

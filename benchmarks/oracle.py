@@ -6,13 +6,16 @@ Shapes: T slots, n queries, d dimensions, G groups, c candidates of a query.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.data import Groups
+from benchmarks.harness import OURS, Check
 
 BLOCK = 8192
 SPARE = 16
@@ -57,6 +60,13 @@ def best(
                 found[i] = _merged(found[i], scores[:, slots], slots + start, k + SPARE)
     norms = np.sqrt(np.einsum("nd,nd->n", wide, wide)) * math.sqrt(longest)
     return [_ranked(keys, queries, slots, k, FLOAT32 * norms) for _, slots in found]
+
+
+def best_of_groups(keys: NDArray[np.float32], query: NDArray[np.float32], k: int, groups: Groups) -> Best:
+    """The right answer for one query: the k best slots of each group."""
+    each = best(keys, query, k, groups.members)
+    slots, scores, tolerances = zip(*((one.slots[0], one.scores[0], one.tolerance) for one in each), strict=True)
+    return Best(list(slots), list(scores), np.concatenate(tolerances))
 
 
 def _merged(
@@ -140,6 +150,23 @@ def wrong_nearly(
             if (reached < right.scores[i][-1] - 2 * right.tolerance[i]).any():
                 return f"query {i}: slot {int(extra[int(np.argmin(reached))])} is not among the best", ""
     return "", f"other slots than the exact ones for {others} of {len(slots)} queries" if others else ""
+
+
+def check_best(
+    right: Mapping[str, Best],
+    keys: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    mask: NDArray[np.bool_] | None = None,
+) -> Check:
+    """Contestants in `right` promise to be exact; others answer as dualform, but for what float32 cannot tell."""
+
+    def check(name: str, answer: Any) -> tuple[str, str]:
+        if name not in right:
+            return wrong_nearly(right[OURS], answer, keys, queries, mask)
+        slots, scores = (list(chain(*own)) if answer.groups else own for own in (answer.slots, answer.scores))
+        return wrong_exactly(right[name], slots, scores), ""
+
+    return check
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,21 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import dualform
 from benchmarks.data import COLUMNS, Data, Floats, Groups, Mask, load
-from benchmarks.harness import OURS, Cannot, Cell, Check, Plan, race
+from benchmarks.harness import Cannot, Cell, Check, Plan, race
 from dualform import Engine
 
 Slots: TypeAlias = list[NDArray[np.int64]]
 """Of each query, or of each group, best first."""
 Sums: TypeAlias = NDArray[np.float64]
 
-FEW = 0.1
-"""Share of the slots below which gathering their keys costs less than scoring all."""
 AT_ONCE = 64
 """Queries whose scores are held at once: 100 MB at T = 384,000."""
 INSERTED = 4000
@@ -65,18 +64,13 @@ class FaissSearch(Peer):
     """IndexFlatIP.search; a mask is a bitmap selector, which is its fastest for any slots."""
 
     def __init__(self, data: Data, folder: Path, patience: float) -> None:
-        self._index = _faiss().IndexFlatIP(data.keys.shape[1])
+        self._faiss: Any = faiss
+        self._index = self._faiss.IndexFlatIP(data.keys.shape[1])
         self._index.add(data.keys)
-        self._selectors: dict[str, Any] = {}
 
     def top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
-        parameters = None
-        if mask is not None:
-            if mask.where not in self._selectors:
-                bits = np.packbits(mask.stays, bitorder="little")
-                self._selectors[mask.where] = _faiss().IDSelectorBitmap(bits)
-            parameters = _faiss().SearchParameters(sel=self._selectors[mask.where])
-        _, slots = self._index.search(queries, k, params=parameters)
+        selector = mask and self._faiss.IDSelectorBitmap(mask.bits)
+        _, slots = self._index.search(queries, k, params=selector and self._faiss.SearchParameters(sel=selector))
         return [row[row >= 0] for row in slots]
 
 
@@ -86,91 +80,79 @@ class FaissKnn(Peer):
     def top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
         if mask is not None:
             raise Cannot("knn takes no selector")
-        _, slots = _faiss().knn(queries, self.data.keys, k, metric=_faiss().METRIC_INNER_PRODUCT)
-        return list(slots)
+        return list(faiss.knn(queries, self.data.keys, k, metric=faiss.METRIC_INNER_PRODUCT)[1])
 
 
-def _faiss() -> Any:
-    """Its stubs know nothing of the constructors that its Python layer adds."""
-    import faiss
+class Scan(Peer):
+    """A float32 matrix product of the keys with AT_ONCE queries at a time."""
 
-    return faiss
+    def top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
+        return [slots for part in _parts(queries) for slots in self._top(part, k, mask)]
+
+    def sums(self, queries: Floats, groups: Groups, absolute: bool) -> Sums:
+        return np.concatenate([self._sums(part, groups, absolute) for part in _parts(queries)])
+
+    def _top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
+        raise NotImplementedError
+
+    def _sums(self, queries: Floats, groups: Groups, absolute: bool) -> Sums:
+        raise NotImplementedError
 
 
-class Torch(Peer):
-    """A float32 matrix product, then topk or index_add."""
+def _parts(queries: Floats) -> Iterator[Floats]:
+    return (queries[start : start + AT_ONCE] for start in range(0, len(queries), AT_ONCE))
+
+
+class Torch(Scan):
+    """Then topk or index_add."""
 
     def __init__(self, data: Data, folder: Path, patience: float) -> None:
         self._keys = torch.from_numpy(data.keys)
-        self._masks: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._groups: dict[tuple[str, ...], torch.Tensor] = {}
 
-    def top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
-        parts = (torch.from_numpy(queries[start : start + AT_ONCE]) for start in range(0, len(queries), AT_ONCE))
-        return [slots for part in parts for slots in self._top(part, k, mask)]
-
-    def _top(self, queries: torch.Tensor, k: int, mask: Mask | None) -> Slots:
-        if mask is None:
-            return list((queries @ self._keys.T).topk(k).indices.numpy())
-        if mask.where not in self._masks:
-            self._masks[mask.where] = (torch.from_numpy(~mask.stays), torch.from_numpy(mask.slots))
-        removed, slots = self._masks[mask.where]
-        if len(slots) < FEW * len(removed):
-            scores = queries @ self._keys[slots].T
-            return list(slots[scores.topk(min(k, len(slots))).indices].numpy())
-        return list((queries @ self._keys.T).masked_fill_(removed, -torch.inf).topk(k).indices.numpy())
+    def _top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
+        own = torch.from_numpy(queries)
+        if mask is not None and mask.is_small:
+            slots = torch.from_numpy(mask.slots)
+            return list(slots[(own @ self._keys[slots].T).topk(min(k, len(slots))).indices].numpy())
+        scores = own @ self._keys.T
+        if mask is not None:
+            scores.masked_fill_(torch.from_numpy(mask.removed), -torch.inf)
+        return list(scores.topk(k).indices.numpy())
 
     def top_of_groups(self, query: Floats, k: int, groups: Groups) -> Slots:
-        scores, numbers, found = self._keys @ torch.from_numpy(query), self._numbers(groups), []
+        scores, numbers, found = self._keys @ torch.from_numpy(query), torch.from_numpy(groups.numbers), []
         for group in range(groups.count):
             slots = (numbers == group).nonzero()[:, 0]
             found.append(slots[scores[slots].topk(min(k, len(slots))).indices].numpy())
         return found
 
-    def sums(self, queries: Floats, groups: Groups, absolute: bool) -> Sums:
-        numbers, found = self._numbers(groups), []
-        for start in range(0, len(queries), AT_ONCE):
-            scores = torch.from_numpy(queries[start : start + AT_ONCE]) @ self._keys.T
-            if absolute:
-                scores.abs_()
-            zeros = torch.zeros((len(scores), groups.count), dtype=torch.float64)
-            found.append(zeros.index_add_(1, numbers, scores.double()).numpy())
-        return np.concatenate(found)
-
-    def _numbers(self, groups: Groups) -> torch.Tensor:
-        return self._groups.setdefault(groups.by, torch.from_numpy(groups.numbers))
+    def _sums(self, queries: Floats, groups: Groups, absolute: bool) -> Sums:
+        scores = torch.from_numpy(queries) @ self._keys.T
+        scores = scores.abs_() if absolute else scores
+        zeros = torch.zeros((len(scores), groups.count), dtype=torch.float64)
+        return zeros.index_add_(1, torch.from_numpy(groups.numbers), scores.double()).numpy()
 
 
-class Numpy(Peer):
-    """A float32 matrix product, then argpartition or bincount."""
+class Numpy(Scan):
+    """Then argpartition or bincount."""
 
-    def top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
-        found: Slots = []
-        for start in range(0, len(queries), AT_ONCE):
-            part = queries[start : start + AT_ONCE]
-            if mask is not None and len(mask.slots) < FEW * len(mask.stays):
-                scores = part @ self.data.keys[mask.slots].T
-                found += [mask.slots[_best(row, k)] for row in scores]
-                continue
-            scores = self._scores(part)
-            if mask is not None:
-                scores[:, ~mask.stays] = -np.inf
-            found += [_best(row, k) for row in scores]
-        return found
+    def _top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
+        if mask is not None and mask.is_small:
+            return [mask.slots[_best(row, k)] for row in queries @ self.data.keys[mask.slots].T]
+        scores = self._scores(queries)
+        if mask is not None:
+            scores[:, mask.removed] = -np.inf
+        return [_best(row, k) for row in scores]
 
     def top_of_groups(self, query: Floats, k: int, groups: Groups) -> Slots:
         scores = self.data.keys @ query
-        members = [np.flatnonzero(groups.numbers == group) for group in range(groups.count)]
-        return [slots[_best(scores[slots], k)] for slots in members]
+        return [slots[_best(scores[slots], k)] for slots in map(np.flatnonzero, groups.members)]
 
-    def sums(self, queries: Floats, groups: Groups, absolute: bool) -> Sums:
-        found: list[Sums] = []
-        for start in range(0, len(queries), AT_ONCE):
-            scores = self._scores(queries[start : start + AT_ONCE])
-            if absolute:
-                np.abs(scores, out=scores)
-            found.extend(np.bincount(groups.numbers, row, groups.count).astype(np.float64) for row in scores)
-        return np.stack(found)
+    def _sums(self, queries: Floats, groups: Groups, absolute: bool) -> Sums:
+        scores = self._scores(queries)
+        if absolute:
+            np.abs(scores, out=scores)
+        return np.stack([np.bincount(groups.numbers, row, groups.count).astype(np.float64) for row in scores])
 
     def _scores(self, queries: Floats) -> Floats:
         """One query is a matrix-vector product, which NumPy does faster from the other side."""
@@ -420,7 +402,3 @@ def reason(error: BaseException) -> str:
     first = (str(error).splitlines() or [""])[0]
     words = ["…" if word.count("/") > 1 else word for word in first.split()]
     return f"{type(error).__name__}: {' '.join(words)}"[:160]
-
-
-def ours(name: str) -> bool:
-    return name.startswith(OURS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.harness import OURS, Cell, Plan, Section, Target, apart, cores, resident
+from benchmarks.harness import OURS, Cell, Plan, Section, Target, apart, cores, resident, turns
 from dualform import Recorder
 from dualform_studies.images.datasets import Dataset, load_dataset
 from dualform_studies.images.training import Recipe, build_network, train_part
@@ -188,16 +188,21 @@ def measure_all(found: Mapping[str, Training], folder: Path, threads: int, *, ba
 
 # ---- Sections
 
-STUDY = {
-    "values": ("training, keys and values recorded", Target("at most", 1.15)),
-    "keys": ("training, only keys recorded", Target("at most", 1.05)),
+BOTH = "keys and values recorded"
+WHOLE = {
+    ("study", "values"): (f"training, {BOTH}", Target("at most", 1.15)),
+    ("study", "keys"): ("training, only keys recorded", Target("at most", 1.05)),
+    ("gpt", "values"): (
+        f"training of a small GPT (4 blocks, d = 256), {BOTH}",
+        Target("at most", 1.3),
+    ),
 }
-GPT, GPT_TARGET = "training of a small GPT (4 blocks, d = 256), keys and values recorded", Target("at most", 1.3)
+"""By training and kind, the question and its target."""
 SMALL = {
     "toy": "what recording adds to a step of a toy transformer (2 blocks, d = 32)",
     "mlp": "what recording adds to a step of a tiny MLP (64-32-10)",
 }
-UNRECORDED = "the same training, unrecorded"
+SAME_STEP = "the same step, unrecorded"
 
 
 def recording(plan: Plan, section: Section) -> None:
@@ -216,8 +221,9 @@ def recording(plan: Plan, section: Section) -> None:
     compare_trainings(section, measured)
     if plan.images is None:
         why = "needs MNIST and Fashion-MNIST: name their folder with --data, or set DUALFORM_DATA"
-        for question, target in STUDY.values():
-            section.alone(question, Cell(why_not=why), target)
+        for (name, _), (question, target) in WHOLE.items():
+            if name == "study":
+                section.alone(question, Cell(why_not=why), target)
     section.notes.append(
         f"Whole trainings, from the recorder's opening until its record is durable, {repeats} of each kind by turns: "
         "a time is the median, a ratio that of the repeats' own ratios, with the least and the greatest of them. Torch "
@@ -235,8 +241,7 @@ def _measure(plan: Plan, folder: Path, threads: int, backwards: bool) -> Measure
 
 def compare_trainings(section: Section, measured: dict[int, list[Measured]]) -> None:
     """Rows by question, and of each by threads: ratios of whole trainings, and what a step of small ones takes more."""
-    whole = [("study", kind, *words) for kind, words in STUDY.items()] + [("gpt", "values", GPT, GPT_TARGET)]
-    for name, kind, question, target in whole:
+    for (name, kind), (question, target) in WHOLE.items():
         for threads, found in measured.items():
             if name not in found[0]:
                 continue
@@ -245,7 +250,7 @@ def compare_trainings(section: Section, measured: dict[int, list[Measured]]) -> 
             section.compare(
                 f"{question}, {round(found[0][name][kind]['steps']):,} steps, {_on(threads)}",
                 {OURS: Cell.of(ours, worst=max(ours))},
-                UNRECORDED,
+                "the same training, unrecorded",
                 target,
                 seconds=median(plain),
                 ratio=median(ratios),
@@ -254,15 +259,10 @@ def compare_trainings(section: Section, measured: dict[int, list[Measured]]) -> 
     for name, question in SMALL.items():
         for threads, found in measured.items():
             steps = [{kind: one["seconds"] / one["steps"] for kind, one in all_[name].items()} for all_ in found]
-            # Of small networks the ratio says little.
             added = [one["values"] - one["unrecorded"] for one in steps]
-            section.compare(
-                f"{question}, {_on(threads)}",
-                {OURS: Cell.of(added, worst=max(added))},
-                "the same step, unrecorded",
-                seconds=median(one["unrecorded"] for one in steps),
-                ratio=None,
-            )
+            cells, plain_step = {OURS: Cell.of(added, worst=max(added))}, median(one["unrecorded"] for one in steps)
+            # Of small networks the ratio says little.
+            section.compare(f"{question}, {_on(threads)}", cells, SAME_STEP, seconds=plain_step, ratio=None)
 
 
 def _on(threads: int) -> str:
@@ -272,28 +272,29 @@ def _on(threads: int) -> str:
 
 def checkpointing(plan: Plan, section: Section) -> None:
     steps, warm_up = 10 if plan.quick else 40, 3
-    memory = plan.folder / "checkpointing"
 
     def steps_of(checkpointed: bool, memory: Path | None) -> list[float]:
         """Seconds of every step of one training."""
         ends: list[float] = []
-        model = Transformer(checkpointed=checkpointed)
-        train_adamw(model, texts(steps + warm_up), memory, lambda: ends.append(perf_counter()))
+        train_adamw(
+            Transformer(checkpointed=checkpointed),
+            texts(steps + warm_up),
+            memory,
+            lambda: ends.append(perf_counter()),
+        )
+        if memory:
+            shutil.rmtree(memory)
         return [after - before for before, after in pairwise(ends[warm_up - 1 :])]
 
     for name, checkpointed, target in (
         ("checkpointed", True, Target("at most", 1.3)),
         ("not checkpointed", False, None),
     ):
-        unrecorded: list[float] = []
-        recorded: list[float] = []
-        for _ in range(plan.few):
-            unrecorded += steps_of(checkpointed, None)
-            recorded += steps_of(checkpointed, memory)
-            shutil.rmtree(memory)
-        question = f"a step of a transformer under AdamW, {name}, keys and values recorded"
-        cells, plain = {OURS: Cell.of(recorded)}, median(unrecorded)
-        section.compare(question, cells, "the same step, unrecorded", target, seconds=plain)
+        kinds = {"unrecorded": None, "recorded": plan.folder / "checkpointing"}
+        found = turns({kind: partial(steps_of, checkpointed, memory) for kind, memory in kinds.items()}, plan.few)
+        unrecorded, recorded = (Cell.of(list(chain(*own))) for own in found.values())
+        question = f"a step of a transformer under AdamW, {name}, {BOTH}"
+        section.compare(question, {OURS: recorded}, SAME_STEP, target, seconds=unrecorded.seconds)
     section.notes.append(
         f"Two layers of width 256, 1,024 tokens a step. Medians over single steps, without the first {warm_up} of "
         "each training; trainings with the recorder and without take turns. Torch keeps no activations of a "
@@ -301,16 +302,21 @@ def checkpointing(plan: Plan, section: Section) -> None:
     )
 
 
-# ---- A long training
-
 ROWS, SAMPLES = 4, 4096
-"""Of a batch, and of the data."""
+"""Of a batch of the long training, and of its data."""
 
 
 def long_training(plan: Plan, section: Section) -> None:
     """Neither the steps of a long training nor its process may grow."""
     steps, window = (4_000, 500) if plan.quick else (100_000, 5_000)
     ends, seconds, held = [perf_counter()], list[float](), list[float]()
+    drawn = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(SAMPLES, 64, generator=drawn), torch.randint(0, GROUPS, (SAMPLES,), generator=drawn)
+
+    def batches() -> Iterator[Batch]:
+        for _ in range(steps):
+            chosen = torch.randint(0, SAMPLES, (ROWS,), generator=drawn)
+            yield inputs[chosen], labels[chosen], {"label": labels[chosen], "sample": chosen}
 
     def seen() -> None:
         ends.append(perf_counter())
@@ -319,7 +325,8 @@ def long_training(plan: Plan, section: Section) -> None:
             held.append(resident()["VmRSS"])
             ends[:] = [perf_counter()]
 
-    train_small(plan.folder / "long_training", steps, seen)
+    torch.set_num_threads(1)
+    train_adamw(small_perceptron(), batches(), plan.folder / "long_training", seen)
     named, grown = f"{steps:,} steps of {ROWS} rows", 0.3e-3
     section.compare(
         f"growth of a step's time, {named}: a step of the last {window:,}",
@@ -338,24 +345,3 @@ def long_training(plan: Plan, section: Section) -> None:
         f"{SAMPLES:,}. Seconds are medians over windows of {window:,} steps; resident memory is of where one ends: "
         "what a commit takes and lets go again, every few thousand steps, comes on top."
     )
-
-
-def train_small(memory: Path, steps: int, seen: Callable[[], None]) -> None:
-    """Many small steps with one thread of torch, recorded into `memory`, which is gone in the end."""
-    drawn = torch.Generator().manual_seed(0)
-    inputs, labels = (
-        torch.randn(SAMPLES, 64, generator=drawn),
-        torch.randint(0, GROUPS, (SAMPLES,), generator=drawn),
-    )
-
-    def batch() -> Batch:
-        chosen = torch.randint(0, SAMPLES, (ROWS,), generator=drawn)
-        return inputs[chosen], labels[chosen], {"label": labels[chosen], "sample": chosen}
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        train_adamw(small_perceptron(), (batch() for _ in range(steps)), memory, seen)
-    finally:
-        torch.set_num_threads(threads)
-        shutil.rmtree(memory, ignore_errors=True)

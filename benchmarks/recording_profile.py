@@ -59,9 +59,9 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("writer: repeated inputs", rows_writer.DistinctKeys, "rows_of"),
     ("writer: blocks to the disk", durable_files.DirectFile, "write"),
     ("writer: blocks to the disk", durable_files.DirectFile, "finish"),
-    ("writer: DuckDB", shard.Appender, "create"),
-    ("writer: DuckDB", shard.Appender, "evolve"),
-    ("writer: DuckDB", shard.Appender, "append"),
+    ("writer: DuckDB", shard, "create"),
+    ("writer: DuckDB", shard, "evolve"),
+    ("writer: DuckDB", shard, "append"),
     ("writer: journal", journal.JournalWriter, "append"),
     ("writer: rest", writer.Writer, "append"),
     ("writer: rest", writer.Writer, "tick"),
@@ -147,8 +147,7 @@ def main(name: str, data: Path | None, steps: int | None, repeats: int, threads:
         training = replace(training, steps=steps)
     with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
         found = measure(training, training.kinds, repeats, Path(folder))
-    for line in table(["ms of the processor a step", *found], list(_rows(found))):
-        click.echo(line)
+    click.echo(table(["ms of the processor a step", *found], list(_rows(found))))
 
 
 def _rows(found: Mapping[str, Mapping[str, float]]) -> Iterator[list[str]]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, takewhile
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -27,8 +25,8 @@ from numpy.typing import NDArray
 import dualform
 from benchmarks import oracle
 from benchmarks.data import LAYER, Floats, load, network
-from benchmarks.harness import OURS, Cell, K, Plan, Section, Target, apart, asked, race, resident
-from benchmarks.search import exactly
+from benchmarks.harness import OURS, Cell, K, Plan, Section, Target, apart, asked, race, resident, turns
+from benchmarks.processes import served
 from dualform.answers import Hits
 from dualform.errors import BadInput, DualformError, Overloaded
 from dualform.methods import Answers
@@ -37,7 +35,6 @@ from dualform.store.files.ram_budget import bytes_of, readable
 from dualform_client import Client
 from dualform_proto.address import parse_address
 
-CLI = ("-m", "dualform_client.cli")
 CLIENTS, MIXED = 64, 8
 """Clients of a crowd, and of a mix of questions."""
 IN_PROCESS = f"{OURS}, in process"
@@ -45,21 +42,6 @@ _LOOK = 0.01
 """Seconds between looks at what a process holds."""
 _STILL = 3.0
 """Seconds in which a process that is idle takes no more memory."""
-
-
-@contextmanager
-def served(memory: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """The address and the process of `dualform serve`."""
-    command = [sys.executable, *CLI, "serve", str(memory), "--address", "127.0.0.1:0", "--json"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None
-        try:
-            said = server.stdout.readline()
-            if not said:
-                raise RuntimeError(f"the server of {memory.name} ended with code {server.wait()}")
-            yield json.loads(said)["address"], server.pid
-        finally:
-            server.terminate()
 
 
 # ---- Many clients
@@ -89,7 +71,9 @@ def serving(plan: Plan, section: Section) -> None:
                     OURS: partial(client.topk, LAYER, queries, K),
                     IN_PROCESS: partial(engine.topk, LAYER, queries, K),
                 }
-                cells = race(contestants, 3 * plan.repeats, plan.patience, exactly(right.first(count)))
+                expected = dict.fromkeys(contestants, right.first(count))
+                check = oracle.check_best(expected, data.keys, queries)
+                cells = race(contestants, 3 * plan.repeats, plan.patience, check)
                 question, beside = f"gRPC, {asked(count)} a call", cells[IN_PROCESS].seconds
                 section.compare(question, cells, "in process", target, seconds=beside)
     section.notes.append("Server, clients and the engine in process share the same cores.")
@@ -100,10 +84,7 @@ def _crowd(address: str, queries: Floats, rounds: int, seconds: float) -> tuple[
 
     Each client asks its own query again and again. Raises AssertionError for an answer that changes.
     """
-    clients = [Client(address) for _ in range(CLIENTS)]
-    asks = [
-        partial(client.topk, LAYER, queries[number % len(queries)][None], K) for number, client in enumerate(clients)
-    ]
+    asks = [partial(Client(address).topk, LAYER, queries[number % len(queries)][None], K) for number in range(CLIENTS)]
     first = [ask() for ask in asks]
 
     def ask_until(number: int, end: float) -> int:
@@ -113,14 +94,14 @@ def _crowd(address: str, queries: Floats, rounds: int, seconds: float) -> tuple[
             answered += 1
         return answered
 
-    def rate(pool: ThreadPoolExecutor, clients: int) -> float:
+    def rate(clients: int) -> float:
         began = time.perf_counter()
         answered = sum(pool.map(ask_until, range(clients), [began + seconds] * clients))
         return answered / (time.perf_counter() - began)
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        rates = [(rate(pool, 1), rate(pool, CLIENTS)) for _ in range(rounds)]
-    return [one for one, _ in rates], [all_ for _, all_ in rates], first
+        rates = turns({"alone": lambda: rate(1), "together": lambda: rate(CLIENTS)}, rounds)
+    return rates["alone"], rates["together"], first
 
 
 # ---- Floods
@@ -141,18 +122,19 @@ def strangers(plan: Plan, section: Section) -> None:
         p99(asks, seconds)  # sums and codes that are kept are derived here, before anything is measured
         with watched(process) as held:
             for flood in FLOODS:
-                alone, beside, became = list[dict[str, float]](), list[dict[str, float]](), Counter[str]()
-                for _ in range(rounds):
-                    alone.append(p99(asks, seconds))
+                became = Counter[str]()
+
+                def beside(flood: str = flood, became: Counter[str] = became) -> dict[str, float]:
                     with flooded(address, flood, LAYER, width, became):
-                        beside.append(p99(asks, seconds))
+                        return p99(asks, seconds)
+
+                found = turns({"alone": lambda: p99(asks, seconds), OURS: beside}, rounds)
                 for name in asks:
-                    cells, own = {OURS: Cell.of([one[name] for one in beside])}, median(one[name] for one in alone)
-                    question = f"{name}, during {flood}"
-                    section.compare(question, cells, "alone", Target("at most", 3), seconds=own)
-                section.facts[f"{flood}: became of them"] = ", ".join(
-                    f"{count:,} {what}" for what, count in sorted(became.items())
-                )
+                    alone, ours = ([one[name] for one in own] for own in found.values())
+                    question, cells, target = f"{name}, during {flood}", {OURS: Cell.of(ours)}, Target("at most", 3)
+                    section.compare(question, cells, "alone", target, seconds=median(alone))
+                fates = ", ".join(f"{count:,} {what}" for what, count in sorted(became.items()))
+                section.facts[f"{flood}: became of them"] = fates
     section.facts[f"most resident memory of the server, of {ram}"] = readable(held.resident)
     section.notes.append(
         "One client asks in turns for the ten best slots, sums by label and info, with a hundredth of a second "
@@ -178,17 +160,18 @@ def p99(asks: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, f
 def flooded(address: str, flood: str, layer: str, width: int, became: Counter[str]) -> Iterator[None]:
     """One of FLOODS goes on inside, in a process of its own; `became`: what became of its calls, added at the end."""
     spawn = get_context("spawn")
-    begun, over, counts = spawn.Event(), spawn.Event(), spawn.SimpleQueue()
-    process = spawn.Process(target=_flood, args=(flood, address, layer, width, begun, over, counts), daemon=True)
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=_flood, args=(flood, address, layer, width, there), daemon=True)
     process.start()
-    if not begun.wait(60):
+    if not here.poll(60):
         raise RuntimeError(f"the flood has not begun; its process ended with code {process.exitcode}")
+    here.recv()
     time.sleep(2.0)  # it has so long before anything is measured
     try:
         yield
     finally:
-        over.set()
-        became.update(counts.get())
+        here.send(None)
+        became.update(here.recv())
         process.terminate()
 
 
@@ -199,16 +182,16 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 """What begins a connection of HTTP/2, and an empty frame of settings."""
 
 
-def _flood(kind: str, address: str, layer: str, width: int, begun: Any, over: Any, counts: Any) -> None:
-    """Callers on threads, until `over`; `counts` gets what became of their calls."""
+def _flood(kind: str, address: str, layer: str, width: int, pipe: Any) -> None:
+    """Callers on threads, told by `pipe` to end; it then gets what became of their calls."""
     work, callers = FLOODS[kind]
     flood = _Flood(address, layer, width)
     for number in range(callers):
         threading.Thread(target=work, args=(flood, number), daemon=True).start()
-    begun.set()
-    over.wait()
+    pipe.send(None)
+    pipe.recv()
     flood.over.set()
-    counts.put(flood.became)
+    pipe.send(flood.became)
 
 
 class _Flood:
@@ -222,9 +205,7 @@ class _Flood:
     def masked(self, number: int, timeout: float | None = None) -> None:
         """Outputs under a new mask every time."""
         with Client(self.address, timeout=timeout) as client:
-            for turn in range(10**9):
-                if self.over.is_set():
-                    return
+            for turn in takewhile(lambda _: not self.over.is_set(), count()):
                 # Of this process alone: a mask that a flood before had asked for is known, and takes little.
                 where = f"slot % 9973 <> {8 * turn + number} AND slot <> -{os.getpid()}"
                 try:
@@ -261,15 +242,14 @@ class _Flood:
 
     def idle(self, number: int) -> None:
         """Connections that say they speak HTTP/2, and nothing else: a thousand of all callers."""
-        place, held = parse_address(self.address), []
-        for _ in range(125):
-            with suppress(OSError):
-                held.append(socket.create_connection((place.host, place.port)))
-                held[-1].sendall(PREFACE)
-                self.became["connected"] += 1
-        self.over.wait()
-        for one in held:
-            one.close()
+        place = parse_address(self.address)
+        with ExitStack() as held:
+            for _ in range(125):
+                with suppress(OSError):
+                    connection = held.enter_context(socket.create_connection((place.host, place.port)))
+                    connection.sendall(PREFACE)
+                    self.became["connected"] += 1
+            self.over.wait()
 
 
 FLOODS: dict[str, tuple[Callable[[_Flood, int], None], int]] = {
@@ -395,28 +375,23 @@ def mix(
     address: str, questions: Mapping[str, Ask], right: Mapping[str, list[NDArray[Any]]], seconds: float
 ) -> tuple[int, set[str], str]:
     """How many questions were answered, which are refused as too large, and what was wrong with one."""
-    end, answered, refused = time.monotonic() + seconds, list[str](), set[str]()
+    end, answered, refused = time.monotonic() + seconds, list[tuple[str, bool]](), set[str]()
 
-    def ask_on(number: int) -> str:
+    def ask_on(number: int) -> None:
         order = np.random.default_rng(number)
         with Client(address, timeout=600.0) as client:
             while time.monotonic() < end:
                 name = str(order.choice(list(questions)))
                 try:
-                    answer = questions[name](client)
+                    answered.append((name, same(questions[name](client), right[name])))
                 except Overloaded:
                     time.sleep(0.05)  # large questions are answered a few at once: a client asks again
-                    continue
                 except BadInput as error:
                     if "of RAM; the limit is" not in str(error):
                         raise
                     refused.add(name)
-                    continue
-                if not same(answer, right[name]):
-                    return f"{name} is not what an engine without a bound answers"
-                answered.append(name)
-        return ""
 
     with ThreadPoolExecutor(MIXED) as pool:
-        wrong = "; ".join(sorted(set(filter(None, pool.map(ask_on, range(MIXED))))))
-    return len(answered), refused, wrong
+        deque(pool.map(ask_on, range(MIXED)), maxlen=0)
+    wrong = sorted({name for name, is_right in answered if not is_right})
+    return len(answered), refused, "; ".join(f"{name} is not what an engine without a bound answers" for name in wrong)

@@ -36,11 +36,11 @@ def only_those_at_hand(monkeypatch):
 def test_the_memory_holds_half_of_each_dataset_and_two_slots_a_position(plan):
     data = load(plan)
     assert data.keys.shape == (3000, 16)
-    assert data.half.slots.tolist() == list(range(1500))
+    assert data.mask("dataset").slots.tolist() == list(range(1500))
     assert data.groups("position").count == 1500
     assert data.groups("dataset", "label").count == 20
-    assert 0.4 < data.coin.stays.mean() < 0.6
-    assert data.tiny.stays.any()
+    assert 0.4 < data.mask("coin").stays.mean() < 0.6
+    assert data.mask("sample").stays.any()
     assert (data.keys == 0).mean() > 0.3
 
 
@@ -49,8 +49,7 @@ def test_peers_give_the_right_answers(plan, name):
     data = load(plan)
     peer = PEERS[name](data, plan.folder, 5.0)
     groups = data.groups("dataset", "label")
-    members = [groups.numbers == group for group in range(groups.count)]
-    masks = [None, data.coin, data.half, data.tiny]
+    masks = [None, *map(data.mask, ("coin", "dataset", "sample"))]
     for mask, right in zip(
         masks, oracle.best(data.keys, data.queries, 10, [m and m.stays for m in masks]), strict=True
     ):
@@ -64,8 +63,7 @@ def test_peers_give_the_right_answers(plan, name):
         with pytest.raises(Cannot):
             peer.sums(data.queries, groups, absolute=False)
         return
-    each = oracle.best(data.keys, data.queries[:1], 7, members)
-    right = oracle.Best([one.slots[0] for one in each], [one.scores[0] for one in each], each[0].tolerance.repeat(20))
+    right = oracle.best_of_groups(data.keys, data.queries[:1], 7, groups)
     found = peer.top_of_groups(data.queries[0], 7, groups)
     assert oracle.wrong_nearly(right, found, data.keys, data.queries[:1].repeat(20, axis=0))[0] == ""
     sums = oracle.sums(data.keys, data.queries, [groups])[0]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 import torch
-from benchmarks import cold, recording, serving, weights
-from benchmarks.growth import steepest
+from benchmarks import processes, recording, serving, values
+from benchmarks.data import read_memory
 from benchmarks.harness import Section
+from benchmarks.search import steepest
 from torch import nn
 
 import dualform
@@ -60,29 +62,25 @@ def test_growth_is_the_steepest_pair_of_sizes():
     assert steepest({100: 1.0, 200: 1.5, 400: 2.0}) < 1
 
 
-def test_a_bare_pass_reads_from_the_first_row_that_stays_to_the_last(tmp_path, monkeypatch):
-    (folder,) = record(tmp_path / "run").glob("shard-*/layers/2")
-    values, keys = (sorted(folder.glob(name)) for name in ("values-*.npy", "keys-*.faiss"))
-    first, index = np.load(values[0]), faiss.read_index(str(keys[0]))
-    widths, asked, plain = {values[0]: first.shape[1], keys[0]: index.d}, [], cold._read
-
-    def noted(file, rows, start, stop, room):
-        plain(file, rows, start, stop, room)
-        asked.append((file, bytes(room[: 4 * (stop - start) * widths[file]])))
-
-    monkeypatch.setattr(cold, "_read", noted)
-    stays = np.zeros(sum(len(np.load(file)) for file in values), dtype=bool)
+def test_a_bare_pass_reads_from_the_first_row_that_stays_to_the_last(tmp_path):
+    path = record(tmp_path / "run")
+    memory, (folder,) = read_memory(path), path.glob("shard-*/layers/2")
+    stays = np.zeros(memory.values("2").rows, dtype=bool)
     stays[[1, 3]] = True
-    assert cold.read_seconds(folder, stays) > 0
-    stored = np.stack([index.reconstruct(row) for row in (1, 2, 3)])
-    assert asked == [(values[0], first[1:4].tobytes()), (keys[0], stored.tobytes())]
+    parts = processes.parts_that_stay(folder, memory.layer("2"), stays)
+    read = [
+        Path(file).read_bytes()[int(start) : int(end)] for file, start, end in (part.rsplit(":", 2) for part in parts)
+    ]
+    assert read == [rows.block(1, 4).tobytes() for rows in (memory.values("2"), memory.keys("2"))]
+    seconds = subprocess.run([sys.executable, "-c", processes.READ, *parts], check=True, capture_output=True, text=True)
+    assert 0 < float(seconds.stdout) < 60
 
 
 def test_weights_that_are_wrong_are_said_to_be():
     right = {"0.weight": np.ones((2, 3))}
-    assert weights.wrong_weights(right, right) == ""
-    assert weights.wrong_weights({"0.weight": np.full((2, 3), 1.001)}, right).startswith("0.weight is off by")
-    assert weights.wrong_weights({}, right).startswith("parameters ")
+    assert values.wrong_weights(right, right) == ""
+    assert values.wrong_weights({"0.weight": np.full((2, 3), 1.001)}, right).startswith("0.weight is off by")
+    assert values.wrong_weights({}, right).startswith("parameters ")
 
 
 def test_answers_are_compared_bit_by_bit():
@@ -112,7 +110,7 @@ def test_a_server_is_watched_and_its_answers_are_compared(tmp_path):
     with dualform.open(tmp_path / "run") as engine:
         right = {"best": ask(engine), "refused": []}
     with (
-        serving.served(tmp_path / "run", "--ram", "2 GB") as (address, process),
+        processes.served(tmp_path / "run", "--ram", "2 GB") as (address, process),
         serving.watched(process) as held,
     ):
         answered, never, wrong = serving.mix(address, {"best": ask, "refused": refused}, right, 0.5)

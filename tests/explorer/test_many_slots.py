@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import oracle
-from benchmarks.data import GeneratedKeys, read, write_memory
+from benchmarks.data import LAYER, GeneratedKeys, read, write_memory
 
 import dualform
 from tests.explorer.served import served
@@ -24,7 +24,7 @@ _SLOT = re.compile(
 def test_the_best_slots_of_a_page_are_those_of_a_brute_force(tmp_path: Path) -> None:
     slots, examples = rounds(4_000, 1_000_000), rounds(2, 20)
     source = GeneratedKeys(WIDTH, SEED)
-    write_memory(tmp_path / "run", source, slots, 10, examples)
+    write_memory(tmp_path / "run", {LAYER: source}, slots, 10, examples)
     queries = source.queries(examples)
     (right,) = oracle.best(read(tmp_path / "run", queries).keys, queries, SHOWN)
     with served({"run": lambda: dualform.open(tmp_path / "run")}, deadline=600.0) as pages:

@@ -176,11 +176,9 @@ def test_forks_wait_while_a_file_of_duckdb_is_open(folder):
     path = next(folder.glob("shard-*")) / shard.FILE
     with shard.opened(path):
         assert locks_file._inside == 1
-    appender = shard.Appender(path)
-    with appender._held():
+    with shard._writing(path):
         assert locks_file._inside == 1
     assert locks_file._inside == 0
-    appender.close()
 
 
 def test_forks_wait_while_a_query_set_is_parsed(folder, monkeypatch):

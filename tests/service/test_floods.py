@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from benchmarks.serving import FLOODS, flooded, p99, served, watched
+from benchmarks.processes import served
+from benchmarks.serving import FLOODS, flooded, p99, watched
 
 import dualform
 from dualform.errors import TimedOut

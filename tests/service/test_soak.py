@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.harness import resident
-from benchmarks.serving import served
+from benchmarks.processes import served
 
 import dualform
 from dualform.errors import DualformError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
 from math import ceil
@@ -162,8 +162,7 @@ def grown_bytes(
     for count in (1, tiles):
         more = {name: _tiled(name, rows, count, repeats, samples) for name, rows in growing.items()}
         path = scratch / f"{count}-{shard.FILE}"
-        with closing(shard.Appender(path)) as appender:
-            appender.append(0, seen | more, appender.create(types, []))
+        shard.append(path, 0, seen | more, shard.create(path, types, []))
         sizes.append(path.stat().st_size)
     once, several = sizes
     return round(once + (several - once) * max(times - 1, 0) / (tiles - 1))

@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -536,9 +536,8 @@ class Manifest:
             fields = json.loads(content)
             version = fields["format"]
             _check_format(folder, version)
-            if fields.pop("checksum") != checksum(_canonical(fields)):
-                raise ValueError("its checksum differs")
-            check_fields(fields, whole=file == FILE)
+            _check_content(content, file == FILE)
+            del fields["checksum"]
             try:
                 found = cls._from_json(fields)
             except NotAMemory as error:
@@ -649,6 +648,18 @@ def _check_format(folder: Path, version: Any) -> None:
             f"{folder} is a memory of format {version}, newer than the {FORMAT} that this version reads.",
             hint="Upgrade dualform: pip install --upgrade dualform.",
         )
+
+
+@lru_cache(16)
+def _check_content(content: bytes, whole: bool) -> None:
+    """As `check_fields`, of a file's bytes: a process reads the same ones again when it opens a memory or writes it.
+
+    Raises KeyError, too, where there is no checksum.
+    """
+    fields = json.loads(content)
+    if fields.pop("checksum") != checksum(_canonical(fields)):
+        raise ValueError("its checksum differs")
+    check_fields(fields, whole=whole)
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

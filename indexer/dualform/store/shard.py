@@ -89,11 +89,52 @@ def opened(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises Locked where it is held for too long.
     """
-    with ExitStack() as held:
-        connection = _waited(path, lambda: duckdb.connect(duckdb_path(path), read_only=True), held)
-        held.callback(connection.close)
-        connection.execute(_QUIET)
+    with _started() as connection, _attached(connection, path, "TYPE duckdb, READ_ONLY"):
+        connection.execute("RESET threads")  # as many as there are processors, for tables that have many rows
         yield connection
+        connection.execute("SET threads = 1")
+
+
+_IDLE: dict[int, list[duckdb.DuckDBPyConnection]] = {}
+"""By process, at most one that waits. What a fork leaves of its parent's may be locked."""
+
+
+@contextmanager
+def _started() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A DuckDB of no file, which nobody else uses meanwhile. Starting one takes 20 ms, so that one is kept for whoever
+    comes next; none in which anything failed.
+    """
+    idle = _IDLE.setdefault(os.getpid(), [])
+    try:
+        connection = idle.pop()
+    except IndexError:
+        # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
+        with held_back():
+            connection = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
+        connection.execute(_QUIET)
+    try:
+        yield connection
+        # What rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
+        connection.execute("RESET memory_limit")
+    except BaseException:
+        connection.close()  # a transaction that nobody ends would hold the file
+        raise
+    if idle:
+        connection.close()
+    else:
+        idle.append(connection)
+
+
+@contextmanager
+def _attached(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "TYPE duckdb") -> Iterator[None]:
+    """Statements name the file's tables. Raises Locked where another process holds it for too long."""
+    place = duckdb_path(path).replace("'", "''")
+    with ExitStack() as held:
+        _waited(path, lambda: connection.execute(f"ATTACH '{place}' AS shard ({options})"), held)
+        connection.execute("USE shard")
+        yield
+        connection.execute("USE memory")
+        connection.execute("DETACH shard")
 
 
 def _waited(path: Path, open_file: Callable[[], _Found], held: ExitStack) -> _Found:
@@ -120,94 +161,59 @@ def _waited(path: Path, open_file: Callable[[], _Found], held: ExitStack) -> _Fo
             time.sleep(0.02)
 
 
-class Appender:
-    """Writes slots.duckdb, which it holds only meanwhile. DuckDB is started once: that takes longer than adding."""
+def create(path: Path, tables: Mapping[str, ColumnTypes], views: Sequence[str]) -> dict[str, TableMark]:
+    """Make the file with empty tables, and views by their statements; returns the tables' marks."""
+    with _writing(path) as connection:
+        connection.execute(create_statement("commits", COMMITS))
+        return _add(connection, 0, tables, views, {})
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._duckdb: duckdb.DuckDBPyConnection | None = None
-        self._limit = ""
-        """Of the memory that DuckDB may take, as it chose it itself."""
 
-    def create(self, tables: Mapping[str, ColumnTypes], views: Sequence[str]) -> dict[str, TableMark]:
-        """Make the file with empty tables, and views by their statements; returns the tables' marks."""
-        with self._held() as connection:
-            connection.execute(create_statement("commits", COMMITS))
-            marks = _add(connection, 0, tables, views, {})
-            connection.execute("CHECKPOINT")
-        return marks
+def evolve(
+    path: Path,
+    commit: int,
+    tables: Mapping[str, ColumnTypes],
+    views: Sequence[str],
+    marks: Mapping[str, TableMark],
+) -> dict[str, TableMark]:
+    """Make the tables and columns that are not there yet, and the views anew; returns the marks after it.
 
-    def evolve(
-        self,
-        commit: int,
-        tables: Mapping[str, ColumnTypes],
-        views: Sequence[str],
-        marks: Mapping[str, TableMark],
-    ) -> dict[str, TableMark]:
-        """Make the tables and columns that are not there yet, and the views anew; returns the marks after it.
+    A column that comes late is NULL in the rows before it. Nothing changes for a reader who does not know of it.
+    """
+    with _writing(path) as connection:
+        return _add(connection, commit, tables, views, marks)
 
-        A column that comes late is NULL in the rows before it. Nothing changes for a reader who does not know of it.
-        """
-        with self._held() as connection:
-            connection.execute("BEGIN")
-            after = _add(connection, commit, tables, views, marks)
-            connection.execute("COMMIT")
-            connection.execute("CHECKPOINT")
-        return after
 
-    def append(
-        self, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
-    ) -> dict[str, TableMark]:
-        """Add one commit's rows in one transaction, durably; returns the marks after it.
+def append(
+    path: Path, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
+) -> dict[str, TableMark]:
+    """Add one commit's rows in one transaction, durably; returns the marks after it.
 
-        Rows beyond `marks` are what a commit that was cut off left behind; there are none in a file that its one writer
-        has held since it was created. Raises Locked where another process holds the file for too long.
-        """
-        changed = [name for name in marks if name in added and added[name].num_rows]
-        after, log = dict(marks), list[tuple[int, str, str, int, str]]()
+    Rows beyond `marks` are what a commit that was cut off left behind; there are none in a file that its one writer
+    has held since it was created. Raises Locked where another process holds the file for too long.
+    """
+    changed = [name for name in marks if name in added and added[name].num_rows]
+    after, log = dict(marks), list[tuple[int, str, str, int, str]]()
+    for name in changed:
+        links = _links(marks[name], added[name])
+        log += [(commit, name, *link) for link in links]
+        last = {column: digest for column, _, digest in links}
+        after[name] = TableMark(marks[name].rows + added[name].num_rows, last)
+    with _writing(path) as connection:
         for name in changed:
-            links = _links(marks[name], added[name])
-            log += [(commit, name, *link) for link in links]
-            last = {column: digest for column, _, digest in links}
-            after[name] = TableMark(marks[name].rows + added[name].num_rows, last)
-        with self._held() as connection:
-            connection.execute("BEGIN")
-            for name in changed:
-                _insert(connection, name, added[name])
-            _insert(connection, "commits", rows_table(log, COMMITS))
-            connection.execute("COMMIT")
-            # Leaves no write-ahead log behind: one cut in half would open without an error and with fewer rows.
-            connection.execute("CHECKPOINT")
-        return after
+            _insert(connection, name, added[name])
+        _insert(connection, "commits", rows_table(log, COMMITS))
+    return after
 
-    @contextmanager
-    def _held(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        place = duckdb_path(self._path).replace("'", "''")
-        if self._duckdb is None:
-            # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
-            with held_back():
-                self._duckdb = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
-            self._duckdb.execute(_QUIET)
-            (self._limit,) = self._duckdb.execute("SELECT current_setting('memory_limit')").fetchone() or ("",)
-        connection = self._duckdb
-        with ExitStack() as held:
-            try:
-                _waited(self._path, lambda: connection.execute(f"ATTACH '{place}' AS shard"), held)
-                connection.execute("USE shard")
-                yield connection
-                connection.execute("USE memory")
-                connection.execute("DETACH shard")
-                # What the rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
-                connection.execute(f"SET memory_limit = '{self._limit}'")
-            except BaseException:
-                self.close()  # a transaction that nobody ends would hold the file
-                raise
 
-    def close(self) -> None:
-        """Let DuckDB go."""
-        if self._duckdb is not None:
-            self._duckdb.close()
-            self._duckdb = None
+@contextmanager
+def _writing(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A transaction that writes to the file, which is held only meanwhile."""
+    with _started() as connection, _attached(connection, path):
+        connection.execute("BEGIN")
+        yield connection
+        connection.execute("COMMIT")
+        # Leaves no write-ahead log behind: one cut in half would open without an error and with fewer rows.
+        connection.execute("CHECKPOINT")
 
 
 def _add(

@@ -135,13 +135,12 @@ from dualform.store.tables import arrow_table
 types = {f"c{number}": "DOUBLE" for number in range(40)}
 path, generator = Path(sys.argv[1]), np.random.default_rng(0)
 rows = {"numbers": arrow_table({name: generator.normal(size=20_000) for name in types}, types)}
-appender = shard.Appender(path)
-marks = appender.create({"numbers": types}, [])
-for commit in range(6):
-    marks = appender.append(commit, rows, marks)
-held = anonymous_bytes()
-appender.close()
-print(rows["numbers"].nbytes, held - anonymous_bytes())
+marks = shard.create(path, {"numbers": types}, [])
+marks = shard.append(path, 0, rows, marks)
+before = anonymous_bytes()
+for commit in range(1, 7):
+    marks = shard.append(path, commit, rows, marks)
+print(rows["numbers"].nbytes, anonymous_bytes() - before)
 """
 
 

@@ -201,11 +201,11 @@ import sys
 from pathlib import Path
 from dualform.store import shard
 
-appender, asked = shard.Appender(Path(sys.argv[1])), "SELECT current_setting('enable_progress_bar')"
-appender.create({}, [])
-with appender._held() as connection:
+path, asked = Path(sys.argv[1]), "SELECT current_setting('enable_progress_bar')"
+shard.create(path, {}, [])
+with shard._writing(path) as connection:
     print(connection.execute(asked).fetchall())
-with shard.opened(Path(sys.argv[1])) as connection:
+with shard.opened(path) as connection:
     print(connection.execute(asked).fetchall())
 """
 

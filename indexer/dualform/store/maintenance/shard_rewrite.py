@@ -9,7 +9,6 @@ one. Shapes: D datapoints of the shard, E extents and T slots of a space.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -220,8 +219,8 @@ def rewrite_shard(
             tables |= _others(run, old, folder, removal, check)
         views = view_statements(old.manifest.spaces, old.manifest.columns)
         commits = old.manifest.shards[0].commits
-        with closing(shard.Appender(folder / shard.FILE)) as appender:
-            marks = appender.append(commits, tables, appender.create(old.manifest.tables(), views))
+        database = folder / shard.FILE
+        marks = shard.append(database, commits, tables, shard.create(database, old.manifest.tables(), views))
     for made in (folder / "layers", folder):
         sync_folder(made)
     return Shard(folder.name, commits + 1, marks)

@@ -182,8 +182,8 @@ class Writer:
         """About what came since the last commit."""
         self._written_bytes = 0
         """Of which so many had come when full blocks were last written."""
-        self._appender = shard.Appender(self._folder / shard.FILE)
-        self._shard.tables = self._appender.create(self.manifest.tables(), self._views())
+        self._database = self._folder / shard.FILE
+        self._shard.tables = shard.create(self._database, self.manifest.tables(), self._views())
         self._journaled: list[dict[str, pa.Table]] = []
         self._journaled_bytes = 0
         self._table_bytes = 0
@@ -313,7 +313,7 @@ class Writer:
             if others := self._others.finish(number):
                 added["other_segments"] = rows_table(others, OTHERS["other_segments"])
             self._bytes = self._written_bytes = 0
-            self._shard.tables = self._appender.append(number, added, self._shard.tables)
+            self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
             self._shard.commits, self._shard.journal = self._shard.commits + 1, ""
             self._add_marks(marks)
             self._write_manifest()
@@ -366,7 +366,6 @@ class Writer:
             self.manifest.skipped = dict(ending.skipped)
         self._marks += [ending.mark] if ending.mark else []
         self.commit()
-        self._appender.close()
         self.manifest.recording = not ending.finished
         self._write_manifest()
         self._lock.release(ended=ending.finished)
@@ -377,7 +376,6 @@ class Writer:
             writer.discard()
         self._others.discard()
         self._journal.close()
-        self._appender.close()
         self._lock.release(ended=False)
 
     def _write_manifest(self) -> None:
@@ -405,8 +403,8 @@ class Writer:
         self.manifest.spaces += [space for space in self._slots.spaces if space not in self.manifest.spaces]
         self.manifest.columns |= {**self._slots.columns(), "steps": dict(self._logs.settings)}
         self.manifest.columns |= {name: dict(types) for name, types in self._logs.further.items()}
-        self._shard.tables = self._appender.evolve(
-            self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
+        self._shard.tables = shard.evolve(
+            self._database, self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
         )
         self._width = self._columns_known()
         self._write_manifest()
