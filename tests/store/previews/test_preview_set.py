@@ -18,10 +18,9 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from dualform import PreviewSet
-from dualform.answers import Previews, contents
+from dualform.answers import Previews
 from dualform.errors import BadInput, NotAMemory
 from dualform.store.previews.stored_previews import (
-    KINDS,
     StoredPreviewSet,
     dataset_name,
     preview_folder,
@@ -316,10 +315,6 @@ def test_no_name_of_a_dataset_leaves_its_folder(name, other):
         assert "\\" not in folder
         assert not folder.startswith(".")
     assert (preview_folder(name) == preview_folder(other)) == (name == other)
-
-
-def test_each_kind_that_answers_know_is_read():
-    assert tuple(KINDS) == contents.KINDS
 
 
 def test_a_kind_that_only_newer_versions_know_is_named(tmp_path):
