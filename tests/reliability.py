@@ -66,7 +66,7 @@ PARTS = (
         "a second writer; readers during writing; files removed under a server",
         "The second writer is refused. A reader sees whole steps. An error names the file within the memory and no "
         "path of the server.",
-        ("store/writing/test_locks.py", "store/writing/test_killed.py", "service/test_damaged_memories.py"),
+        ("store/writing/test_locks.py", "store/reading/test_while_written.py", "service/test_damaged_memories.py"),
     ),
     Part(
         "mutated requests; random bytes on the port",

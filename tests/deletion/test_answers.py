@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +75,15 @@ def test_their_sum_stands_whatever_a_mask_leaves(sgd, tmp_path):
     for name, own in some(brought.items()):
         assert np.abs(own).max() > 1e-4
         assert np.allclose(after[name], before[name] + own, rtol=0, atol=2e-6)
+    queries = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    every, stays, left = (
+        engine.contributions("4", queries, "label", where)
+        for engine, where in ((whole, None), (whole, OTHERS), (sgd.engine, None))
+    )
+    assert left.groups == stays.groups
+    np.testing.assert_allclose(left.sums, stays.sums, atol=1e-12)
+    np.testing.assert_allclose(left.unrecorded_change, (every.sums - stays.sums).sum(1), atol=1e-12)
+    np.testing.assert_allclose(left.initial, every.initial, atol=1e-12)
 
 
 def test_steps_before_the_first_are_as_they_were_and_those_after_are_refused(sgd):
@@ -85,7 +93,7 @@ def test_steps_before_the_first_are_as_they_were_and_those_after_are_refused(sgd
     assert weights.unrecorded_change == dict.fromkeys(weights.unrecorded_change, 0.0)
     query = np.ones((1, 5), np.float32)
     for at_step in (FIRST + 1, STEPS - 1):
-        with pytest.raises(Inexact, match="known as of the end alone, once 40 steps were taken") as refused:
+        with pytest.raises(Inexact, match=f"known as of the end alone, once {STEPS} steps were taken") as refused:
             sgd.engine.output("0", query, at_step=at_step)
         assert f"at_step={FIRST} or less" in refused.value.hint
         found = sgd.engine.output("0", query, at_step=at_step, allow_inexact=True)
@@ -124,38 +132,6 @@ def test_a_run_behind_takes_the_sum_on(tmp_path):
     dualform.delete(tmp_path / "b", "sample IN (101, 129)")
     both = dualform.open([tmp_path / "a", tmp_path / "b"])
     assert both.verify()[""].reconstruction_error < 1e-6
-
-
-def test_a_rule_with_a_scale_leaves_scores(tmp_path):
-    trained = _adam(tmp_path / "run")
-    told = dualform.delete(tmp_path / "run", "sample IN (43, 44)")
-    engine = dualform.open(tmp_path / "run")
-    assert (told.summed, told.scores_only, told.first_step) == ((), ("0", "2"), 5)
-    for before, after in zip(trained["answers"], answers(engine, None), strict=True):
-        assert before.tobytes() == after.tobytes()
-    with pytest.raises(Inexact, match="2 of its slots were deleted, the first of step 5, and AdamW's updates"):
-        engine.weights()
-    with pytest.raises(Inexact):
-        engine.output("0", np.ones((1, 5), np.float32), allow_inexact=True)
-    assert engine.verify()["0"].status.name == "scores only"
-    weights = engine.weights(at_step=5)
-    for name, own in trained["history"][5].items():
-        assert torch.allclose(weights[name], own, rtol=0, atol=1e-6)
-    assert check_memory(tmp_path / "run") == []
-
-
-def _adam(path: Path) -> dict:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    history = []
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for step in range(10):
-            history.append({name: own.clone() for name, own in model.state_dict().items()})
-            x, y = torch.randn(8, 5), torch.randint(3, (8,))
-            with recorder.step(label=y, sample=np.arange(8) + 8 * step):
-                learn(optimizer, cross_entropy(model(x), y))
-    return {"history": history, "answers": answers(dualform.open(path), "sample NOT IN (43, 44)")}
 
 
 def test_a_resumed_training_deletes_in_all_of_its_runs(tmp_path):
@@ -214,6 +190,7 @@ def test_a_layer_that_had_none_of_them_stays_as_it_was(tmp_path):
     engine = dualform.open(tmp_path / "run")
     queries = np.ones((2, 4), np.float32)
     before, reconstruction = engine.output("others", queries, where="step > 2"), engine.verify()["others"]
+    first = engine.weights(at_step=2)
     assert opened(tmp_path / "run").table("products").num_rows == 10
     told = dualform.delete(tmp_path / "run", "sample IN (13, 24, 25)")
     assert told.scores_only == ("theirs",)
@@ -221,6 +198,11 @@ def test_a_layer_that_had_none_of_them_stays_as_it_was(tmp_path):
     assert engine.output("others", queries, where="step > 2").values.tobytes() == before.values.tobytes()
     assert engine.verify()["others"] == reconstruction
     assert engine.verify()["theirs"].status.name == "scores only"
+    assert all(torch.equal(own, first[name]) for name, own in engine.weights(at_step=2).items())
+    with pytest.raises(Inexact, match="3 of its slots were deleted, the first of step 2, and AdamW's updates"):
+        engine.weights()
+    with pytest.raises(Inexact):
+        engine.output("theirs", queries, allow_inexact=True)
 
 
 class _Patches(nn.Module):
@@ -324,30 +306,33 @@ def unsure(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("where", "gone"),
+    ("where", "few", "every"),
     [
-        ("conf > 0.9", "2 of 6"),
-        ("NOT conf < 0.9", "2 of 6"),
-        ("conf > 0.9 OR low > 0.9", "4 of 8"),
-        ("conf > 0.9 OR low > 0.9 OR isnan(low)", "2 of 8"),
+        ("NOT conf < 0.9", 2, 6),
+        ("conf > 0.9 OR low > 0.9", 4, 8),
+        ("conf > 0.9 OR low > 0.9 OR isnan(low)", 2, 8),
+    ],
+)
+def test_what_only_nan_picks_is_not_deleted_unasked(unsure, where, few, every):
+    """SQL takes NaN for more than any number: `conf > 0.9` picks the samples whose conf is NaN, too."""
+    for make in (planned_deletion, dualform.delete):
+        only = f"where matches {few} of {every} samples only because (conf|conf, low) is NaN"
+        with pytest.raises(BadInput, match=only) as refused:
+            make(unsure, where)
+    keep, take = refused.value.hint.removeprefix("To keep them, write ")[:-1].split(". To delete them, write ")
+    assert planned_deletion(unsure, keep).samples == every - few
+    assert planned_deletion(unsure, take).samples == every
+
+
+def test_what_a_mask_says_of_nan_is_done(unsure, tmp_path):
+    for where, gone in (
         ("(conf > 0.9) OR (isnan(conf))", 6),
-        ("(conf > 0.9) AND NOT (isnan(conf))", 4),
         ("isnan(conf)", 2),
         ("conf > 0.9 AND label = 0", 2),
         ("conf IS NULL", 2),
-    ],
-)
-def test_what_only_nan_picks_is_not_deleted_unasked(unsure, tmp_path, where, gone):
-    """SQL takes NaN for more than any number: `conf > 0.9` picks the samples whose conf is NaN, too."""
+    ):
+        assert planned_deletion(unsure, where).samples == gone
     shutil.copytree(unsure, tmp_path / "m")
-    for make in (planned_deletion, dualform.delete):
-        if isinstance(gone, int):
-            assert make(tmp_path / "m", where).samples == gone
-            continue
-        with pytest.raises(BadInput, match=f"where matches {gone} samples only because (conf|conf, low) is NaN") as no:
-            make(tmp_path / "m", where)
-    if not isinstance(gone, int):
-        keep, take = no.value.hint.removeprefix("To keep them, write ")[:-1].split(". To delete them, write ")
-        few, every = map(int, gone.split(" of "))
-        assert planned_deletion(tmp_path / "m", keep).samples == every - few
-        assert planned_deletion(tmp_path / "m", take).samples == every
+    assert dualform.delete(tmp_path / "m", "(conf > 0.9) AND NOT (isnan(conf))").samples == 4
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.slots(range(8))["label"].tolist() == [1, 2, 3, 5] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -252,6 +253,14 @@ def test_slots_of_several_spaces_are_no_groups_together(seldom, by):
 
 
 STEPS = 12
+LINEAR = KINDS["linear layers"]
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory):
+    """The memory of a training of linear layers, and the model."""
+    path = tmp_path_factory.mktemp("linear") / "m"
+    return path, LINEAR.record(path, 2)
 
 
 def infinite(output, y):
@@ -278,26 +287,28 @@ def infinite(output, y):
         ({"tail": 1.0}, BadInput, r"tail must be at least 0 and less than 1, not 1\.0"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, change, error, said):
-    training = KINDS["linear layers"]
-    training.record(tmp_path / "m", 2)
+def test_what_does_not_fit_is_refused(linear, change, error, said):
     with pytest.raises(error, match=said):
-        dualform.ledger(tmp_path / "m", training.make(), replace(training.influence(), **change))
+        dualform.ledger(linear[0], LINEAR.make(), replace(LINEAR.influence(), **change))
 
 
-def test_another_model_is_refused(tmp_path):
-    training = KINDS["linear layers"]
-    training.record(tmp_path / "m", 2)
-    with pytest.raises(BadInput, match="The model lacks '2'"):
-        dualform.ledger(tmp_path / "m", nn.Sequential(nn.Linear(6, 7)), training.influence())
-    with pytest.raises(BadInput, match=r"'0.bias' is \[7\] in the memory, and \[9\] in the model"):
-        dualform.ledger(
-            tmp_path / "m", nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)), training.influence()
-        )
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Linear(6, 7)), "The model lacks '2'"),
+        (
+            nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)),
+            r"'0.bias' is \[7\] in the memory, and \[9\] in the model",
+        ),
+    ],
+)
+def test_another_model_is_refused(linear, model, said):
+    with pytest.raises(BadInput, match=said):
+        dualform.ledger(linear[0], model, LINEAR.influence())
 
 
 def test_rules_that_take_numbers_together_are_refused_with_the_reason(tmp_path):
-    training = replace(KINDS["linear layers"], optimizer=lambda model: torch.optim.Adafactor(model.parameters()))
+    training = replace(LINEAR, optimizer=lambda model: torch.optim.Adafactor(model.parameters()))
     training.record(tmp_path / "m", 2)
     with pytest.raises(
         Inexact,
@@ -330,36 +341,33 @@ def test_rows_that_examples_share_are_refused_and_one_example_is_followed(tmp_pa
     assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
 
 
-def test_a_model_that_is_being_recorded_is_refused(tmp_path):
-    training = KINDS["linear layers"]
-    model = training.record(tmp_path / "m", 2)
-    with dualform.Recorder(model, training.optimizer(model), tmp_path / "n", quiet=True) as recorder:
+def test_a_model_that_is_being_recorded_is_refused(linear, tmp_path):
+    path, model = linear
+    with dualform.Recorder(model, LINEAR.optimizer(model), tmp_path / "n", quiet=True) as recorder:
         with recorder.step(sample=samples(0)):
-            training.loss(model(training.inputs(0)), labels(0)).mean().backward()
+            LINEAR.loss(model(LINEAR.inputs(0)), labels(0)).mean().backward()
         with pytest.raises(RecordingError, match="A recorder is open on this model"):
-            dualform.ledger(tmp_path / "m", model, training.influence())
+            dualform.ledger(path, model, LINEAR.influence())
 
 
-def test_a_memory_of_which_samples_were_deleted_is_refused(tmp_path):
-    training = KINDS["linear layers"]
-    training.record(tmp_path / "m", 2)
+def test_a_memory_of_which_samples_were_deleted_is_refused(linear, tmp_path):
+    shutil.copytree(linear[0], tmp_path / "m")
     dualform.delete(tmp_path / "m", "sample = 3")
     with pytest.raises(
         Inexact, match="Samples were deleted, so their effect is known only for the end of the training"
     ):
-        dualform.ledger(tmp_path / "m", training.make(), training.influence())
+        dualform.ledger(tmp_path / "m", LINEAR.make(), LINEAR.influence())
 
 
 def test_a_memory_without_values_is_refused(tmp_path):
-    training = KINDS["linear layers"]
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     record_steps(
         dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, values=False),
         optimizer,
         2,
-        lambda step: training.loss(model(training.inputs(step)), labels(step)).mean(),
+        lambda step: LINEAR.loss(model(LINEAR.inputs(step)), labels(step)).mean(),
         sample=lambda step: samples(step),
     )
     with pytest.raises(Inexact, match="no layer has values"):
-        dualform.ledger(tmp_path / "m", perceptron(), training.influence())
+        dualform.ledger(tmp_path / "m", perceptron(), LINEAR.influence())

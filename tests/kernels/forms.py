@@ -15,7 +15,7 @@ from dualform.kernels import loader
 COMPILED = "DUALFORM_TESTED_LOOPS"
 """The environment variable by which tests/kernels/test_builds.py names the library that it compiled."""
 
-EXAMPLES = 8 if COMPILED in os.environ else 20
+EXAMPLES = 4 if COMPILED in os.environ else 20
 """Of a property, for each form."""
 
 FORMS = pytest.mark.parametrize("form", loader.FORMS)

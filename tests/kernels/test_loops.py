@@ -135,17 +135,6 @@ def test_every_one_of_the_k_best_is_a_candidate_whatever_multiplies_rows(
 
 
 @FORMS
-def test_rows_whose_factors_are_small_are_left_out(form):
-    rng = np.random.default_rng(0)
-    keys, queries = rng.normal(size=(5000, 64)).astype(np.float32), rng.normal(size=(30, 64)).astype(np.float32)
-    factors = rng.uniform(-1, 1, (30, 5000)).astype(np.float32)
-    request = Request(5, 1, None, False, factors=RowFactors(factors, factors, np.full_like(factors, 1e-3)))
-    with using(form):
-        found = screen(keys_of(keys, 1000), CodesCache(1 << 30), queries, request, lambda: None)
-    assert len(found.rows) < 30 * 60
-
-
-@FORMS
 @settings(max_examples=2 * EXAMPLES, deadline=None)
 @given(question=questions(), segment_rows=st.sampled_from([16, 33, 100]), seed=SEEDS)
 def test_products_of_codes_say_how_far_off_they_are(form, question, segment_rows, seed):

@@ -179,14 +179,6 @@ def test_weighed_rows(form, given_rows):
     assert_weighed(form, *given_rows)
 
 
-@FORMS
-def test_more_weighed_rows_than_join_one_sum(form):
-    """Of sizes at which the order of additions shows."""
-    rng = np.random.default_rng(0)
-    weights, sizes, before = (rng.normal(size=shape) for shape in (130, 130, (3, 7)))
-    assert_weighed(form, rng.normal(size=(130, 7)).astype(np.float32), weights, np.abs(sizes), before)
-
-
 @st.composite
 def pairs(draw):
     count = draw(st.one_of(st.integers(0, 40), st.sampled_from([255, 1000])))

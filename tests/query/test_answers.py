@@ -12,7 +12,7 @@ from torch import nn
 
 import dualform
 from dualform.answers import Outputs, Status, Weights
-from dualform.errors import BadInput, Inexact, MissingPackage, NotFound
+from dualform.errors import BadInput, MissingPackage, NotFound
 from tests.trainings import record_steps
 
 STEPS, ROWS, TOKENS = 4, 5, 3
@@ -141,28 +141,6 @@ def test_slots_that_share_a_key_have_equal_key_rows(memory):
     rows, keys = memory.key_rows("token", ids), memory.keys("token", ids)
     for row in np.unique(rows):
         assert len(np.unique(keys[rows == row], axis=0)) == 1
-
-
-def test_a_record_that_is_not_exact_is_answered_only_where_that_is_allowed(tmp_path):
-    torch.manual_seed(1)
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "run") as recorder:
-        for _ in range(3):
-            with recorder.step():
-                optimizer.zero_grad()
-                model(torch.randn(4, 3)).square().sum().backward()
-                with torch.no_grad():
-                    model.weight.grad[0] *= -1.0  # unlike any scaling of the whole gradient
-                optimizer.step()
-    with dualform.open(tmp_path / "run") as memory:
-        (layer,) = memory.info().layers
-        assert (layer.exact, layer.status.name) == (False, "approximate")
-        for ask in (lambda **how: memory.output(layer.name, np.eye(3), **how), lambda **how: memory.weights(**how)):
-            with pytest.raises(Inexact):
-                ask()
-            assert ask(allow_inexact=True) is not None
-        assert memory.output(layer.name, np.eye(3), allow_inexact=True).status.name == "approximate"
 
 
 class TestOutputs:

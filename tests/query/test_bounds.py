@@ -176,11 +176,6 @@ def test_bound_values_within_the_bounds_are_answered(engine):
         engine.ask(TopK("fc", queries(1), where=("slot = 0 OR note = ?", "x" * (most + 1))), bounds=MASKS)
 
 
-def test_masks_within_the_bounds_are_answered(engine):
-    where = "regexp_matches(note, '^n[1-4]{1,2}$') AND note LIKE '%1' AND slot IN (11, 21, 31, 99)"
-    assert sorted(engine.ask(TopK("fc", queries(1), where=where), bounds=MASKS).ids) == [11, 21, 31]
-
-
 def test_all_masks_of_a_question_are_bounded(engine):
     long = "slot IN (" + ", ".join(["1"] * 200) + ")"
     for question in (NetworkWeights(long), NetworkWeights({"sample": long}), Output("fc", queries(1), long)):

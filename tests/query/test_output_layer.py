@@ -50,10 +50,8 @@ def record(tmp_path):
     ("after", "layers", "found"),
     [
         (nn.Identity(), None, "head"),
-        (nn.Identity(), ["head"], "head"),
         (nn.Identity(), ["hidden"], None),
         (nn.Sigmoid(), None, None),
-        (nn.Sigmoid(), ["head"], None),
         (nn.LogSoftmax(dim=1), ["head"], None),
     ],
 )

@@ -349,7 +349,7 @@ def test_a_refusal_says_what_would_need_less(wide, small_needs, monkeypatch, ask
 
 
 def test_sums_by_many_groups_hold_the_scores_of_one_batch(monkeypatch, rng):
-    entries, groups, queries = 150_000, 4_000, 3 * grouping.BATCH
+    entries, groups, queries = 150_000, 2_000, 2 * grouping.BATCH
     monkeypatch.setattr(grouping, "BUDGET", 0)
     made = arrays.memory(
         {"fc": rng.standard_normal((entries, 4), np.float32)}, {"sample": rng.integers(0, groups, entries)}

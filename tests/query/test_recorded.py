@@ -7,13 +7,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dualform
 from dualform.errors import NotFound
-from dualform.query.engine import Engine
-from tests.query import arrays, oracle
 from tests.trainings import learn
 
 STEPS, BATCH, INPUTS = 25, 8, 40
@@ -52,9 +49,9 @@ def trained(tmp_path_factory):
     return path, *train(path)
 
 
-@pytest.fixture(scope="module", params=["int8", "torch"])
-def memory(request, trained):
-    with dualform.open(trained[0], backend=request.param) as memory:
+@pytest.fixture(scope="module")
+def memory(trained):
+    with dualform.open(trained[0], backend="int8") as memory:
         yield memory
 
 
@@ -71,48 +68,6 @@ def test_info_says_what_there_is(memory):
     assert info.query_sets[0].rows == INPUTS
 
 
-def test_outputs_are_those_of_the_live_network(memory, trained):
-    _, model, inputs, _ = trained
-    hidden = model[1](model[0](inputs))
-    np.testing.assert_allclose(memory.output("0", inputs.numpy()), model[0](inputs).detach(), atol=2e-5)
-    np.testing.assert_allclose(memory.output("2", "test"), model[2](hidden).detach(), atol=2e-5)
-
-
-def test_weights_are_those_of_every_step(memory, trained):
-    _, _, _, states = trained
-    for step in (0, 1, 13, STEPS):
-        found = memory.weights(at_step=step)
-        for name, value in states[step].items():
-            np.testing.assert_allclose(found[name], value, atol=2e-6)
-    network().load_state_dict(memory.weights("dataset = 'early'"))
-
-
-def test_reconstructions_are_small(memory):
-    assert all(reconstruction.reconstruction_error < 1e-5 for reconstruction in memory.verify().values())
-    assert memory.cancellation("label <> 1")["0"] >= 1
-
-
-def test_hits_and_sums_are_those_of_the_stored_keys(memory):
-    ids = np.arange(STEPS * BATCH)
-    keys = memory._view.snapshot.keys("2").of_entries(ids)
-    columns = memory.slots(ids)
-    queries = memory.query_set("test", layer="2").queries
-    assert columns["slot"].tolist() == ids.tolist()
-    where = "dataset <> 'late' AND label < 2"
-    stays = [d != "late" and label < 2 for d, label in zip(columns["dataset"], columns["label"], strict=True)]
-    exact = oracle.scores(keys, queries[7])
-    left = np.flatnonzero(stays).tolist()
-    hits = memory.topk("2", "test/7,3", k=5, where=where)
-    assert hits.slots[0].tolist() == oracle.best(exact, left, 5)
-    sums = memory.group_sum("2", "test/7", by=("dataset", "label"))
-    assert sums.groups == tuple((d, label) for d in ("early", "late") for label in range(3))
-    np.testing.assert_allclose(sums.sums.sum(), sum(exact), rtol=1e-9)
-    assert memory.sql("SELECT dataset, count(*) AS n FROM slots GROUP BY dataset ORDER BY dataset").records() == [
-        {"dataset": "early", "n": 80},
-        {"dataset": "late", "n": 120},
-    ]
-
-
 def test_slots_come_in_the_order_asked(memory):
     found = memory.slots([5, 3, 5])
     assert found["slot"].tolist() == [5, 3, 5]
@@ -124,14 +79,6 @@ def test_slots_come_in_the_order_asked(memory):
     with pytest.raises(NotFound, match="no space 'token'"):
         memory.slots([0], space="token")
     assert memory.slots([]).rows == 0
-
-
-@pytest.mark.parametrize(
-    ("queries", "message"), [("test/40", "no example of query set 'test' with number 40"), ("x/1", "'x'")]
-)
-def test_a_query_set_row_that_is_not_there_is_named(memory, queries, message):
-    with pytest.raises(NotFound, match=message):
-        memory.topk("2", queries)
 
 
 def test_a_reader_follows_a_training_that_is_still_running(tmp_path):
@@ -180,49 +127,3 @@ def test_many_threads_get_the_answers_of_one(trained):
 
 
 WIDTH, OUTPUTS, QUERIES, BEST = 5, 3, 4, 7
-
-
-def stored(seed: int, count: int, steps: int, order: np.ndarray, dense: bool) -> tuple[Engine, np.ndarray]:
-    """Keys, values and labels drawn by the seed, in this order over so many steps; and queries."""
-    rng = np.random.default_rng(seed)
-    keys = rng.standard_normal((count, WIDTH)).astype(np.float32)
-    values = rng.standard_normal((count, OUTPUTS)).astype(np.float32)
-    labels, queries = rng.integers(0, 3, count), rng.standard_normal((QUERIES, WIDTH)).astype(np.float32)
-    initial = {"l.weight": rng.standard_normal((OUTPUTS, WIDTH)), "l.bias": rng.standard_normal(OUTPUTS)}
-    columns = {"step": np.arange(count) * steps // count, "label": labels[order], "dataset": ["d"] * count}
-    made = arrays.memory(
-        {"l": keys[order] if dense else keys},
-        columns,
-        values={"l": values[order]},
-        rows_of_slots=None if dense else {"l": order},
-        initial=initial,
-        segment_rows=7,
-    )
-    return arrays.engine(made), queries
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    count=st.integers(BEST, 60),
-    steps=st.integers(1, 9),
-    dense=st.booleans(),
-    where=st.sampled_from([None, "label <> 1"]),
-)
-def test_a_shuffled_memory_answers_alike(seed: int, count: int, steps: int, dense: bool, where: str | None):
-    order = np.random.default_rng(seed + 1).permutation(count)
-    one, queries = stored(seed, count, steps, np.arange(count), dense)
-    other, _ = stored(seed, count, steps, order, dense)
-    if where and not (np.asarray(one.slots(np.arange(count))["label"]) != 1).any():
-        return
-    outputs = [np.asarray(each.output("l", queries, where=where)) for each in (one, other)]
-    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-6, atol=1e-6)
-    for score in ("dot", "abs"):
-        sums = [each.group_sum("l", queries, by="label", where=where, score=score) for each in (one, other)]
-        assert sums[0].groups == sums[1].groups
-        np.testing.assert_allclose(sums[1].sums, sums[0].sums, rtol=1e-6, atol=1e-6 if score == "abs" else 1e-12)
-        hits = [each.topk("l", queries, k=BEST, where=where, score=score) for each in (one, other)]
-        assert hits[1].flat_scores.tobytes() == hits[0].flat_scores.tobytes()
-        # The pairs are drawn from a continuum: no two score the same, so that there is one ranking.
-        for found, expected in zip(hits[1].slots, hits[0].slots, strict=True):
-            assert order[found].tolist() == expected.tolist()

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from dualform.kernels import workers
 from dualform.kernels.workers import cores, divide
 
 
@@ -47,22 +46,6 @@ def test_a_failing_list_of_tasks_is_heard_of():
         divide(tasks(), lambda worker, task: None)
 
 
-def test_many_askers_share_the_cores():
-    totals = []
-
-    def ask(number: int) -> None:
-        own = []
-        divide(range(200), lambda worker, task: own.append(task))
-        totals.append(sorted(own) == list(range(200)))
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert totals == [True] * 16
-
-
 class Interrupted(threading.Thread):
     """Shares work among three, of whom `end` ends the first; then the others are let go on, after a while."""
 
@@ -97,57 +80,6 @@ def test_whoever_has_begun_is_waited_for(end):
     shared.join()
     assert shared.events[-1] == f"share raised {type(end).__name__}"
     assert shared.events[:-1] == ["a worker ended"] * (len(shared.events) - 1) != []
-
-
-@pytest.mark.parametrize("taken", [True, False], ids=["the task was taken all the same", "it was not"])
-def test_whoever_has_begun_is_waited_for_where_no_thread_is_to_be_had(monkeypatch, taken):
-    begun, go, events = threading.Event(), threading.Event(), []
-
-    class Pool:
-        """A thread for the first; none for the second, whose task a thread may take nevertheless."""
-
-        def __init__(self) -> None:
-            self.threads: list[threading.Thread] = []
-
-        def submit(self, run, worker):
-            if worker == 1 or taken:
-                self.threads.append(threading.Thread(target=run, args=(worker,)))
-                self.threads[-1].start()
-            if worker == 2:
-                assert begun.wait(60)
-                raise RuntimeError("can't start new thread")
-
-    def work(worker: int, task: int) -> None:
-        assert worker != 0
-        begun.set()
-        assert go.wait(60)
-        events.append("a worker ended")
-
-    pool = Pool()
-    monkeypatch.setattr(workers, "_pool", lambda: pool)
-
-    def ask() -> None:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            divide(range(1000), work, workers=3)
-        events.append("share ended")
-
-    asker = threading.Thread(target=ask)
-    asker.start()
-    assert begun.wait(60)
-    asker.join(0.05)
-    assert asker.is_alive()
-    go.set()
-    asker.join()
-    assert events[-1] == "share ended"
-    for thread in pool.threads:
-        thread.join()
-    assert events[-1] == "share ended"
-
-
-def test_workers_are_as_many_as_were_asked_for():
-    seen = set()
-    divide(range(1000), lambda worker, task: seen.add(worker), workers=1)
-    assert seen == {0}
 
 
 def test_a_pinned_thread_does_not_hide_the_other_cores():

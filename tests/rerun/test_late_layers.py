@@ -10,9 +10,7 @@ from torch import nn
 import dualform
 from dualform import GroupSum, TopK, Vectors
 from dualform.errors import RecordingError
-from dualform.rerun.rerun import FirstTraining, Rerun
-from dualform.store.batch import Batch
-from dualform.store.reading.snapshot import Snapshot
+from dualform.rerun.rerun import Rerun
 from tests.cases import some
 from tests.trainings import take_steps
 
@@ -89,16 +87,3 @@ def test_a_layer_that_comes_at_another_time_is_refused(folder):
     with pytest.raises(RecordingError) as caught:
         run(lambda *of: Rerun(*of, folder, list(questions())), stays=False)
     assert str(caught.value).startswith("step 5, layer ")
-
-
-def test_a_layer_that_joins_in_another_shape_or_never_is_refused(folder):
-    layers = {layer.name: layer for layer in Snapshot.open(folder).layers.values()}
-    first = FirstTraining(Snapshot.open(folder))
-    first.check(Batch(3, {}, [], {}, joined=[layers["second"]]))
-    other = type(layers["late"])("late", "sample", 5, 4, ())
-    with pytest.raises(RecordingError, match=r"^step 5: layer 'late' \(5 to 4, by sample\) is recorded in only one"):
-        first.check(Batch(5, {}, [], {}, joined=[other]))
-    first = FirstTraining(Snapshot.open(folder))
-    first.check(Batch(STEPS - 1, {}, [], {}))
-    with pytest.raises(RecordingError, match=r"^the end: layer 'first' \(5 to 3, by sample\) is recorded in only one"):
-        first.check_end()

@@ -62,20 +62,6 @@ class Relabelled(Training):
         return made
 
 
-class Undated(Training):
-    def batches(self):
-        for *batch, columns in super().batches():
-            del columns["dataset"]
-            yield *batch, columns
-
-
-class Bare(Training):
-    def built(self):
-        model, _ = super().built()
-        model[2].bias = None
-        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
 class Wider(Training):
     def built(self):
         model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -97,9 +83,7 @@ OTHERS = {
         "step 2, layer '0': the columns of its slots differ from the first training",
     ),
     "columns": (Relabelled(**vars(FIRST)), "step 4, layer '0': the columns of its slots differ"),
-    "fewer columns": (Undated(**vars(FIRST)), "step 0, layer '0': the columns of its slots differ"),
     "more steps": (replace(FIRST, steps=8), "step 6: the first training ended after 6 steps."),
-    "model": (Bare(**vars(FIRST)), "step 0: '2.bias' differs from its value at the start of the first training."),
     "width": (Wider(**vars(FIRST)), "step 0: layer '0' (5 to 7, by token) is recorded in only one of the two runs."),
 }  # fmt: skip
 

@@ -26,6 +26,8 @@ class Training:
     """Batches in another order."""
     width: int = 5
     labels: int = 3
+    spread: int = 0
+    """By how many powers of two the sizes of inputs may differ. Beyond 30, float64 rounds their sums."""
 
     def built(self):
         torch.manual_seed(self.seed)
@@ -39,6 +41,7 @@ class Training:
         for step in range(self.steps):
             shape = (self.rows, self.tokens) if self.tokens else (self.rows,)
             x = torch.randn(*shape, self.width, generator=rng)
+            x *= 2.0 ** -torch.randint(self.spread + 1, (*shape, 1), generator=torch.Generator().manual_seed(step))
             y = torch.randint(self.labels, shape, generator=rng)
             columns = {"dataset": ["odd", "even"][step % 2], "label": y, "sample": torch.arange(self.rows) + step}
             if self.tokens:

@@ -4,7 +4,6 @@ import json
 from dataclasses import asdict
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -50,31 +49,3 @@ def test_blocks_overlap_where_they_have_a_number_in_common(drawn, data):
     numbers = np.arange(np.prod(shape)).reshape(shape)
     common = np.intersect1d(one.block_of(numbers), other.block_of(numbers))
     assert one.overlaps(other) == bool(len(common))
-
-
-@pytest.mark.parametrize(
-    ("block", "name"),
-    [
-        (Parameter("w", 0, 4), "w"),
-        (Parameter("w", 0, 4, transposed=True), "w"),
-        (Parameter("w", 0, 4, (0, 64)), "w[0:64]"),
-        (Parameter("w", 0, 4, columns=(4, 8)), "w[:, 4:8]"),
-        (Parameter("w", 0, 4, (1, 2), True, (4, 8)), "w[1:2, 4:8]"),
-    ],
-)
-def test_names(block, name):
-    assert block.block_name == name
-
-
-def test_blocks_that_are_a_parameter_together():
-    parts = [Parameter("w", 0, 4, (0, 2)), Parameter("w", 0, 4, (2, 3))]
-    assert whole(parts, (3, 4))
-    assert not whole(parts, (4, 4))
-    assert not whole(parts[1:], (3, 4))
-
-
-def test_a_bias_is_rows_of_a_vector():
-    block = Parameter("b", 4, 5, (1, 3))
-    assert block.block_of(np.arange(5)).tolist() == [1, 2]
-    assert block.within((5,)) == block
-    assert Parameter("b", 4, 5, (0, 5)).within((5,)) == Parameter("b", 4, 5)

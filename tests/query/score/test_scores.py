@@ -11,9 +11,10 @@ from dualform.errors import BadInput
 from dualform.query.score import kinds
 from dualform.query.score.canonical import score_rows
 from dualform.query.search.screen import scan_of
-from dualform.query.sums.key_sums import BLOCK
+from dualform.query.sums import key_sums
 from dualform.questions import Vectors
 from dualform.questions.question import as_queries
+from dualform.rerun import rerun
 from tests.query import arrays, oracle
 from tests.rerun.trained import Training
 
@@ -99,7 +100,7 @@ def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend
         np.testing.assert_allclose(sums[i], [sum(expected[slot] for slot in own) for own in members], rtol=1e-10)
 
 
-TRAINING = Training(steps=40, rows=230)
+TRAINING, BLOCK = Training(steps=12, rows=60), 256
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
-def test_new_scores_are_reran_as_a_stored_memory_answers_them(near, opposed, folder, rng, window_bytes):
+def test_new_scores_are_reran_as_a_stored_memory_answers_them(near, opposed, folder, rng, window_bytes, monkeypatch):
+    for module in (key_sums, rerun):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
     queries = dualform.Vectors(rng.normal(size=(3, 7)))
     questions = [
         question
@@ -150,22 +153,6 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
         assert refused.value.hint == f'Choose "dot", "abs", "cosine", {others}.'
 
 
-def test_a_score_that_is_no_text_is_refused():
-    engine = arrays.engine(arrays.memory({"fc": np.eye(3, dtype=np.float32)}, {"label": [0, 1, 2]}))
-    with pytest.raises(BadInput, match=r"score must be the name of a score, not 3\.") as refused:
-        engine.topk("fc", [1, 2, 3], score=3)
-    assert refused.value.hint == 'For example score="abs".'
-
-
-@pytest.mark.parametrize("score", [kinds.named("dot"), kinds.named("abs")], ids=["dot", "abs"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_error_of_a_scan_holds_for_its_scores(score, dtype, rng):
-    products = rng.normal(size=1000).astype(dtype)
-    others = products + rng.uniform(-1, 1, size=1000).astype(dtype)
-    apart = np.abs(products - others)
-    assert (np.abs(score.of(products.copy()) - score.of(others.copy())) <= apart).all()
-
-
 def test_masked_numbers_are_no_queries():
     """NumPy hands on what lies under the mask."""
     masked = np.ma.masked_invalid([[1.0, np.nan, 2.0]])
@@ -174,14 +161,6 @@ def test_masked_numbers_are_no_queries():
     with pytest.raises(BadInput, match=r"^queries must not contain masked numbers\."):
         as_queries(masked)
     assert Vectors(masked.filled(0.0)).rows.tolist() == [[1.0, 0.0, 2.0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
-def test_tensors_of_any_type_are_queries(dtype):
-    tensor = torch.tensor([[1.0, 2.0, -3.0]], dtype=dtype)
-    assert as_queries(tensor).rows.tolist() == [[1.0, 2.0, -3.0]]
-    if dtype.is_floating_point:
-        assert as_queries(tensor.requires_grad_()).rows.tolist() == [[1.0, 2.0, -3.0]]
 
 
 def test_a_tensor_that_is_no_matrix_of_numbers_is_refused():

@@ -20,7 +20,7 @@ from dualform import kernels
 from dualform.answers import Scan
 from dualform.query.score.canonical import norms
 from dualform.query.search import codes as codes_file
-from dualform.query.search.codes import Codes, StoredCodes, quantise_source
+from dualform.query.search.codes import StoredCodes, quantise_source
 from dualform.store.files import durable_files
 from dualform.store.reading.stored_layers import SomeColumns
 from dualform_client.cli.main import main
@@ -153,16 +153,6 @@ def test_what_is_stored_is_what_would_be_made(derived_run):
             whole = stored.whole()
             assert np.array_equal(whole.codes, made.codes)
             assert np.array_equal(whole.numbers, made.numbers)
-
-
-def test_the_first_question_holds_no_codes_and_the_second_does(derived_run):
-    with dualform.open(derived_run, backend="int8") as memory:
-        codes, sources = memory._view.backend.screen.codes, memory._view.snapshot.sources["0", "keys"]
-        memory.topk("0", QUERIES["0"], k=3)
-        assert not codes.nbytes
-        memory.topk("0", QUERIES["0"], k=3)
-        assert len(sources) == STEPS // 3
-        assert codes.nbytes == sum(Codes.bytes_of(source.rows, source.width) for source in sources)
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -330,21 +320,3 @@ def test_deletion_takes_the_codes_of_what_was_deleted_along(derived_run):
     for file in files(derived_run):
         file.unlink()
     assert_same(answers(derived_run), found)
-
-
-def test_a_recording_that_grows_adds_files_and_leaves_those_there_are(tmp_path, worth_it):
-    training = Training(tmp_path / "run")
-    with training.recorder:
-        training.go_on(3)
-        with dualform.open(tmp_path / "run", backend="int8") as memory:
-            memory.topk("0", QUERIES["0"], k=3)
-            before = {file: file.stat().st_mtime_ns for file in files(tmp_path / "run")}
-            training.go_on(3)
-            assert memory.refresh()
-            grown = memory.topk("0", QUERIES["0"], k=3)
-    after = {file: file.stat().st_mtime_ns for file in files(tmp_path / "run")}
-    assert len(before) == 1
-    assert len(after) == 2
-    assert before.items() <= after.items()
-    with dualform.open(tmp_path / "run", backend="numpy") as memory:
-        assert same(bare(memory.topk("0", QUERIES["0"], k=3)), bare(grown))

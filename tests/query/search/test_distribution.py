@@ -16,7 +16,7 @@ from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.view import never
 from dualform.questions import Distribution, Vectors
 from tests.query import arrays
-from tests.query.plain_case import BATCH, STEPS, Case, peak_bytes
+from tests.query.plain_case import Case, peak_bytes
 from tests.query.score.test_scores import near, opposed  # noqa: F401 (fixtures)
 from tests.query.search.test_top_k import SLOW, cases, engine_of, mask_of
 from tests.query.weights.test_directed import asked, backend_of, direction_rows, stay, terms_of
@@ -153,8 +153,3 @@ def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):
     batch = 8 * distribution.BATCH * entries
     assert peak < 1.8 * batch
     assert peak < needs.of_distribution(resolved) - needs._of_layer(resolved) < 2 * batch + 8 * needs._COLUMNS * entries
-
-
-def test_every_slot_of_every_step_is_one_of_the_answer():
-    case = Case()
-    assert case.engine.distribution("fc", case.queries).count == STEPS * BATCH

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import re
 import threading
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,15 +17,12 @@ from dualform.query.score import canonical
 from dualform.query.score.backends import torch as torch_file
 from dualform.query.score.backends.torch import DeviceCopies, DeviceScreen, TorchDeviceBackend
 from dualform.query.score.canonical import canonical_scores, score_pairs
-from dualform.query.search import codes as codes_file
 from dualform.query.search.codes import (
     WIDEST,
     Codes,
     CodesCache,
-    can_quantise,
     quantise,
     quantise_queries,
-    quantise_source,
 )
 from dualform.query.search.screen import Request, screen
 from dualform.store.rows import Keys
@@ -35,21 +30,6 @@ from dualform.store.sources.key_format import HeldRows
 from tests.kernels.test_loops import assert_best_are_candidates, keys_of, questions
 from tests.query import arrays
 from tests.query.test_backends import SETTINGS
-
-
-def test_rows_that_cannot_be_among_the_best_are_left_out(rng):
-    keys = np.maximum(rng.normal(size=(20_000, 100)), 0).astype(np.float32)
-    queries = np.maximum(rng.normal(size=(14, 100)), 0).astype(np.float32)
-    found = screen(arrays.keys_of(keys, 3000), CodesCache(1 << 30), queries, Request(10, 1, None, False), lambda: None)
-    assert len(found.rows) < 14 * 400
-
-
-def test_more_candidates_than_are_worth_it_are_said_to_be_crowded():
-    keys = np.ones((30_000, 8), np.float32)
-    queries = np.array([[1.0] * 8, [0.5] * 8], np.float32)
-    found = screen(arrays.keys_of(keys, 10_000), CodesCache(1 << 30), queries, Request(3, 1, None, False), lambda: None)
-    assert found.crowded.all()
-    assert not len(found.rows)
 
 
 def test_equal_keys_are_answered_without_the_screen():
@@ -84,14 +64,6 @@ def test_the_tally_counts_queries_and_candidates(rng):
     assert 6 <= memory.tally.candidates < 2000
 
 
-@pytest.mark.parametrize(("backend", "score"), [("numpy", "dot"), ("int8", "cosine")])
-def test_what_the_screen_was_not_asked_about_is_no_fallback(backend, score, rng):
-    keys = rng.normal(size=(50, 8)).astype(np.float32)
-    memory = arrays.engine(arrays.memory({"0": keys}, {"label": [0] * 50}), backend)
-    memory.topk("0", keys[:3], k=2, score=score)
-    assert (memory.tally.queries, memory.tally.fallbacks) == (3, 0)
-
-
 @pytest.mark.parametrize("columns", [1, 2])
 def test_codes_of_queries_say_how_much_they_leave_out(columns, rng):
     queries = (rng.normal(size=(9, 30)) * 10.0 ** rng.integers(-9, 9, size=(9, 1))).astype(np.float32)
@@ -106,23 +78,6 @@ def test_codes_of_queries_say_how_much_they_leave_out(columns, rng):
     )
     finer = kernels.greatest() / 127  # processors without products of whole bytes have coarser codes
     assert np.all(residual < length / (100 * finer if columns == 1 else 20_000 * finer**2))
-
-
-def test_queries_out_of_range_are_not_coded():
-    assert can_quantise(np.array([[1.0, 0.0], [0.0, 0.0], [1e13, 1.0], [1e-13, 0.0]], np.float32)).tolist() == [
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
-def test_without_compiled_loops_scores_are_the_same(monkeypatch, rng):
-    keys, queries = rng.normal(size=(50, 30)).astype(np.float32), rng.normal(size=(2, 30)).astype(np.float32)
-    rows, query = rng.integers(0, 50, 40), rng.integers(0, 2, 40)
-    compiled = score_pairs(arrays.keys_of(keys, 7), rows, query, queries)
-    monkeypatch.setattr(kernels, "library", lambda: None)
-    assert compiled.tobytes() == score_pairs(arrays.keys_of(keys, 7), rows, query, queries).tobytes()
 
 
 def test_rescoring_holds_no_more_segments_than_it_may(monkeypatch, rng):
@@ -155,30 +110,6 @@ def test_the_size_of_codes_is_known_before_they_are_made(rows, width):
     assert Codes.bytes_of(rows, width) == quantise(np.ones((rows, width), np.float32)).nbytes
 
 
-def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
-    keys, queries = rng.normal(size=(96, 1)).astype(np.float32), np.ones((1, 1), np.float32)
-    made = []
-    monkeypatch.setattr(codes_file, "quantise_source", lambda source: made.append(source) or quantise_source(source))
-    # Codes of keys of one number take more room than the keys: padding to four numbers, and four numbers a row.
-    cache = CodesCache(Codes.bytes_of(16, 1))
-    screen(arrays.keys_of(keys, 16), cache, queries, Request(2, 1, None, False), lambda: None)
-    assert len(made) == 6
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [np.ones((3, 8)), np.asfortranarray(np.ones((3, 8), np.float32)), np.ones((3, 16), np.float32)[:, ::2]],
-    ids=["float64", "column by column", "every other number"],
-)
-def test_what_a_compiled_loop_would_misread_is_refused(keys):
-    with pytest.raises(TypeError, match="wants contiguous float32, and got"):
-        quantise(keys)
-    with pytest.raises(TypeError, match="wants contiguous float64, and got scattered float64"):
-        kernels.canonical_rows(np.ones((3, 16))[:, ::2], np.ones((1, 8), np.float32))
-    with pytest.raises(TypeError, match="wants contiguous int32, and got contiguous int64"):
-        quantise(np.ones((3, 8), np.float32)).as_argument(0, np.zeros(3, np.int64))
-
-
 def test_arguments_keep_their_arrays_alive():
     codes = quantise(np.ones((3, 8), np.float32))
     argument, alive = codes.as_argument(0, None), weakref.ref(codes.codes)
@@ -187,11 +118,6 @@ def test_arguments_keep_their_arrays_alive():
     gc.collect()
     assert alive() is not None
     assert alive().ctypes.data == address
-
-
-def test_python_and_c_agree_on_the_rows_of_a_group():
-    header = Path(kernels.__file__).with_name("kernels.h").read_text()
-    assert re.findall(r"^#define ROWS (\d+)", header, re.MULTILINE) == [str(kernels.ROWS)]
 
 
 LOOPS = pytest.mark.skipif(kernels.library() is None, reason="the loops, which make codes, are not compiled")
@@ -312,16 +238,6 @@ class Device:
         return DeviceCopies(self.upload, lambda: self.room)
 
 
-def test_a_block_is_copied_once():
-    device, keys = Device(1 << 20), np.ones((100, 8), np.float32)
-    copies = device.copies()
-    for _ in range(3):
-        assert np.array_equal(copies.get(keys[20:50]), keys[20:50])
-    assert device.uploads == 1
-    copies.get(keys[20:51])
-    assert (device.uploads, len(copies)) == (2, 2)
-
-
 def test_a_copy_goes_with_its_block():
     device, keys = Device(1 << 20), np.ones((100, 8), np.float32)
     copies = device.copies()
@@ -330,25 +246,3 @@ def test_a_copy_goes_with_its_block():
     del keys
     gc.collect()
     assert len(copies) == 0
-
-
-def test_what_does_not_fit_is_copied_for_each_question():
-    device, keys = Device(10_000), np.ones((100, 8), np.float32)
-    copies = device.copies()
-    copies.get(keys)
-    copies.get(keys)
-    assert (device.uploads, len(copies)) == (2, 0)
-
-
-def test_a_device_gives_the_same_hits_whatever_fits(rng):
-    keys = rng.normal(size=(3000, 16)).astype(np.float32)
-    memory = arrays.memory({"0": keys}, {"label": [i % 3 for i in range(3000)]})
-    expected = arrays.engine(memory).topk("0", keys[:5], k=7)
-    for room in (0, 1 << 30):
-        engine = Engine(memory, TorchDeviceBackend("cpu", lambda room=room: room))
-        for _ in range(2):
-            hits = engine.topk("0", keys[:5], k=7)
-            assert hits.ids.tolist() == expected.ids.tolist()
-            assert hits.flat_scores.tobytes() == expected.flat_scores.tobytes()
-            masked = engine.topk("0", keys[:5], k=7, where="label = 1")
-            assert all(slot % 3 == 1 for slot in masked.ids)

@@ -27,7 +27,6 @@ from dualform.query.sums import grouping
 from dualform.query.weights.slot_products import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
-from dualform.store.reading.merged_tables import MergedTables
 from dualform.store.reading.runs import Runs, opened
 from dualform.store.reading.snapshot import Part, shard_names
 from tests.query.shards.in_process import front_of
@@ -246,20 +245,6 @@ def test_an_answerer_reads_no_other_shard(engines, folder, tmp_path):
     assert "shard-00002" in str(replies[2].error)
 
 
-def test_the_order_of_a_shards_rows_is_made_once(engines, monkeypatch):
-    one, _, _ = engines
-    made, order = [], MergedTables.entry_order
-    monkeypatch.setattr(MergedTables, "entry_order", lambda self, layer: made.append(layer) or order(self, layer))
-    part = Part(one._view.snapshot, 1)
-    for layer in ("plain", "repeated"):
-        first = part.keys(layer), part.values(layer)
-        made.clear()
-        again = part.keys(layer), part.values(layer)
-        assert made == []
-        for before, after in zip(first, again, strict=True):
-            np.testing.assert_array_equal(before.take(np.arange(before.rows)), after.take(np.arange(after.rows)))
-
-
 def test_errors_are_those_of_one_engine(engines, asked):
     _, front, _ = engines
     for ask, error in (
@@ -315,13 +300,16 @@ def test_a_memory_that_was_cut_off_is_answered_up_to_the_step_that_all_shards_ha
             same(*(engine.output(layer, queries(layer), allow_inexact=True) for engine in (one, front)))
 
 
+TWO = [[2, 1, 2, 3, 1], [1, 2, 3, 1, 2]]
+
+
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "in journals alone"])
 def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_before(tmp_path, commit):
-    write(tmp_path / "memory", SIZES, commit=commit)
+    write(tmp_path / "memory", TWO, commit=commit)
     front, shards = front_of(tmp_path / "memory")
     front.topk("plain", queries("plain"))  # who has read its keys does not look into the files again
     shutil.rmtree(tmp_path / "memory")
-    write(tmp_path / "memory", SIZES, seed=9, commit=commit)  # as many commits, frames and steps
+    write(tmp_path / "memory", TWO, seed=9, commit=commit)  # as many commits, frames and steps
     shards.engines[1] = ShardEngine(opened(tmp_path / "memory"), 1, choose("numpy"))
     with pytest.raises(Unavailable, match="moved on"):
         front.topk("plain", queries("plain"))

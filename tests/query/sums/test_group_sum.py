@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform import kernels
-from dualform.errors import BadInput, Inexact, NotFound
+from dualform.errors import Inexact
+from dualform.query import groups as groups_file
 from dualform.query.sums import grouping, key_sums
 from tests.cases import some
 from tests.query import arrays, oracle
@@ -62,6 +63,7 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
     groups = oracle.groups([case[name] for name in case["by"]], stays)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "BUDGET", budget)
+        patch.setattr(groups_file, "_BLOCK", block)
         patch.setattr(key_sums, "BLOCK", block)
         patch.setattr(grouping, "_ROWS", block)
         score = "abs" if absolute else "dot"
@@ -104,31 +106,6 @@ def test_keys_are_added_in_slot_order_within_blocks_and_then_block_by_block(rng)
                 part = part + row
             whole = whole + part
         assert found[:, label].tolist() == whole.tolist()
-
-
-def test_each_slot_can_be_a_group_of_its_own(rng):
-    keys, query = rng.normal(size=(300, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
-    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 300}))
-    for score in ("dot", "abs"):
-        found = engine.group_sum("fc", query, by="slot", score=score)
-        assert found.groups == tuple((slot,) for slot in range(300))
-        np.testing.assert_allclose(found.sums[0], oracle.scores(keys, query, score == "abs"), rtol=1e-12)
-
-
-def test_groups_that_the_mask_empties_are_left_out(rng):
-    keys = rng.normal(size=(6, 2)).astype(np.float32)
-    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [1, 2, None, 1, 2, None]}))
-    assert engine.group_sum("fc", [1, 2], by="label").groups == ((1,), (2,), (None,))
-    assert engine.group_sum("fc", [1, 2], by="label", where="label <> 1").groups == ((2,),)
-
-
-def test_refusals_name_the_column():
-    engine = arrays.engine(arrays.memory({"fc": np.ones((3, 2), np.float32)}, {"label": [1, 2, 3]}))
-    with pytest.raises(NotFound, match="no slot column 'nope'") as caught:
-        engine.group_sum("fc", [1, 2], by=("label", "nope"))
-    assert caught.value.field == "by"
-    with pytest.raises(BadInput, match="by must name at least one column"):
-        engine.group_sum("fc", [1, 2], by=())
 
 
 def test_keys_that_are_not_finite_are_refused():
@@ -187,15 +164,6 @@ def test_absolute_sums_are_right_whatever_signs_the_groups_and_queries_have(
             assert not np.signbit(found.sums[i, g])
 
 
-def test_keys_and_queries_of_one_sign_are_not_scanned(rng, monkeypatch):
-    keys = np.maximum(rng.normal(size=(50, 4)), 0).astype(np.float32)
-    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": (np.arange(50) % 2).tolist()}))
-    monkeypatch.setattr(grouping, "AbsoluteScan", None)
-    signed = engine.group_sum("fc", np.abs(keys[:3]), by="label").sums
-    assert engine.group_sum("fc", keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()
-    assert engine.group_sum("fc", -keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()
-
-
 @given(
     seed=st.integers(0, 2**32),
     shared=st.sampled_from([0.0, 1.0, 100.0]),
@@ -229,21 +197,6 @@ def test_float32_products_answer_within_a_millionth_or_not_at_all(seed, shared, 
     scores = np.abs(queries.astype(float) @ rows.astype(float).T)[:, of_slot]
     wanted = np.stack([scores[:, label == value].sum(axis=1) for value in range(4)], axis=1)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
-def test_float32_products_are_used_where_they_suffice_and_float64_elsewhere(rng, monkeypatch):
-    keys = (rng.normal(size=(6000, 16)) + 0.5).astype(np.float32)
-    label = np.where(np.arange(6000) < 5900, np.arange(6000) % 2, 2)
-    queries = rng.normal(size=(20, 16)).astype(np.float32)
-    exactly = []
-    whole = grouping._float64
-    monkeypatch.setattr(grouping, "_float64", lambda *of: exactly.append(of[2:4]) or whole(*of))
-    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": label.tolist()}))
-    engine.group_sum("fc", queries, by="label", score="abs")
-    (count, asked), *rest = exactly
-    assert (count, len(asked), rest) == (1, 20, [])  # the group of 100 alone
-    engine.group_sum("fc", queries[:2], by="label", score="abs")
-    assert exactly[1][0] == 3
 
 
 def test_scores_beyond_float32_are_summed_in_float64(rng):

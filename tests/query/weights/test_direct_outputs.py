@@ -21,7 +21,7 @@ from dualform.query.weights import (
 )
 from dualform.query.weights.output import left_out, rebuilt_by_difference
 from dualform.query.weights.reconstruction import rebuild
-from dualform.query.weights.slot_products import SlotCoefficients, SlotSum, add_products, slot_coefficients
+from dualform.query.weights.slot_products import SlotSum, add_products, slot_coefficients
 from dualform.query.where import mask
 from dualform.store.files import durable_files
 from tests.query import arrays
@@ -125,45 +125,6 @@ def test_outputs_in_doubt_have_the_weights_made_of_a_few_alone(monkeypatch):
     assert found.tobytes() == by_weights(memory, queries, where="label <> 2").tobytes()
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 2**32), st.booleans(), st.lists(st.integers(0, D_OUT - 1), min_size=1, max_size=4, unique=True))
-@pytest.mark.usefixtures("small")
-def test_a_few_outputs_of_a_sum_have_the_bits_that_they_have_among_all(seed, repeats, outputs):
-    memory, _ = recorded(seed, 10.0, repeats)
-    view = arrays.engine(memory)._view
-    layer = memory.layer("fc")
-    slots = slot_coefficients(view, layer, mask.selection(view, layer, "label <> 0"), None)
-    whole, some = (SlotSum(np.zeros((D_OUT, D_IN)), np.zeros((1, D_OUT))) for _ in range(2))
-    keys, values = memory.keys("fc"), memory.values("fc")
-    add_products(whole, layer, keys, values, slots, lambda: None)
-    add_products(some, layer, keys, values, slots, lambda: None, np.array(outputs))
-    assert some.weight[outputs].tobytes() == whole.weight[outputs].tobytes()
-    assert some.biases[:, outputs].tobytes() == whole.biases[:, outputs].tobytes()
-
-
-@pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.usefixtures("small")
-def test_a_sum_has_the_same_bits_however_its_coefficients_lie(repeats):
-    """A BLAS adds up what lies side by side in another order on some processors: shards hold coefficients otherwise."""
-    memory, _ = recorded(4, 10.0, repeats)
-    view, layer = arrays.engine(memory)._view, memory.layer("fc")
-    slots = slot_coefficients(view, layer, mask.selection(view, layer, None), None)
-    for count in (7, 33, 512):
-        few = slots.slots[:count], slots.weights[:, :count], slots.biases[:, :count]
-        near = SlotCoefficients(few[0], *map(np.ascontiguousarray, few[1:]))
-        apart = SlotCoefficients(few[0], *map(_apart, few[1:]))
-        assert apart.biases.strides != near.biases.strides
-        found = [SlotSum(np.zeros((D_OUT, D_IN)), np.zeros((1, D_OUT))) for _ in range(2)]
-        for own, coefficients in zip(found, (apart, near), strict=True):
-            add_products(own, layer, memory.keys("fc"), memory.values("fc"), coefficients, lambda: None)
-        assert found[0].weight.tobytes() == found[1].weight.tobytes()
-        assert found[0].biases.tobytes() == found[1].biases.tobytes()
-
-
-def _apart(numbers):
-    return np.repeat(numbers, 2, axis=1)[:, ::2]
-
-
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.usefixtures("small")
 def test_neither_sum_is_off_by_more_than_its_roundings(repeats):
@@ -248,16 +209,6 @@ def test_outputs_are_those_of_the_weights_or_none(seed, cancel, repeats, bias, a
         patch.setattr(network, "outputs_by_difference", lambda *_: None)
         wanted = arrays.engine(memory).output("fc", queries, FEW, at_step).values
     assert found.tobytes() == wanted.tobytes()
-
-
-def test_an_output_is_in_doubt_where_the_bound_leaves_two_roundings(monkeypatch):
-    made, answers = output.outputs_by_difference, []
-    monkeypatch.setattr(network, "outputs_by_difference", lambda *own: answers.append(made(*own)) or answers[-1])
-    memory, queries = labelled(0)
-    arrays.engine(memory).output("fc", queries, FEW)
-    monkeypatch.setattr(output, "_SLACK", 1e9)
-    arrays.engine(memory).output("fc", queries, FEW)
-    assert [own is None for own in answers] == [False, True]
 
 
 @pytest.mark.parametrize("repeats", [False, True])

@@ -12,18 +12,15 @@ from hypothesis import given, settings, strategies as st
 from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
 from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.weights import slot_products
-from dualform.query.weights.coefficients import coefficients
 from dualform.query.weights.exactness import Distances
 from dualform.query.weights.output import outputs
 from dualform.query.weights.reconstruction import RebuiltWeights
 from dualform.query.where import mask
 from dualform.questions import Output, arguments
 from dualform.rules import Update, named
-from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.query import arrays
 from tests.query.plain_case import BATCH, STEPS, Case, some_cases
-from tests.store.small_memory import write
 
 
 @some_cases
@@ -77,12 +74,6 @@ def test_weights_are_a_state_dict_under_the_models_own_names():
     np.testing.assert_allclose(case.engine.weights()["fc.weight"], whole["fc.weight"])
 
 
-def test_the_initial_network_is_that_of_step_0():
-    case = Case()
-    wanted = case.queries.astype(float) @ case.weight.T.astype(float) + case.bias
-    np.testing.assert_allclose(case.engine.output("fc", case.queries, at_step=0), wanted, rtol=1e-6)
-
-
 def test_cancellation_is_the_sum_of_norms_over_the_norm_of_the_sum():
     case = Case()
     removed = case.labels == 2
@@ -103,13 +94,6 @@ def test_a_reconstruction_says_how_well_the_weights_are_rebuilt():
         weight, bias = case.rebuilt(case.labels >= 0)
         moved = np.sqrt(((weight - case.weight) ** 2).sum() + ((bias + 1 - case.bias) ** 2).sum())
         assert reconstruction.reconstruction_error == pytest.approx(2 / moved, rel=1e-5)
-
-
-def test_a_layer_that_never_moved_is_rebuilt_or_not_at_all():
-    case = Case()
-    case.memory.end = dict(case.memory.start)
-    assert case.engine.verify()["fc"].reconstruction_error == math.inf
-    assert not case.engine.verify()["fc"].exact
 
 
 @pytest.mark.parametrize(
@@ -155,22 +139,16 @@ def test_what_is_far_from_the_record_is_refused_with_the_reason(options, reason)
     assert case.engine.topk("fc", case.queries[0], k=1).ids.shape == (1,)
 
 
-@pytest.mark.parametrize("count", [1, 3, 12])
-def test_layers_that_cannot_be_rebuilt_have_a_line_each(count):
-    names = [f"layer{number}" for number in range(count)]
+def test_of_many_layers_that_cannot_be_rebuilt_ten_have_a_line_each():
+    names = [f"layer{number}" for number in range(12)]
     keys = {name: np.ones((4, 2), np.float32) for name in names}
     values = {name: np.ones((4, 1), np.float32) for name in names}
     memory = arrays.memory(keys, {"label": [1, 2, 1, 2]}, values=values, rule="")
     with arrays.engine(memory) as engine, pytest.raises(Inexact) as caught:
         engine.weights()
-    first, *lines = caught.value.message.splitlines()
-    if count == 1:
-        why = "Layer 'layer0' cannot be reconstructed: Rprop has no update rule."
-        assert first == f"The network cannot be reconstructed: {why}"
-        return
-    assert first == "The network cannot be reconstructed:"
-    said = [f"  Layer {name!r} cannot be reconstructed: Rprop has no update rule." for name in names]
-    assert lines == (said if count == 3 else [*said[:10], "  2 more layers."])
+    said = [f"  Layer {name!r} cannot be reconstructed: Rprop has no update rule." for name in names[:10]]
+    lines = caught.value.message.splitlines()
+    assert lines == ["The network cannot be reconstructed:", *said, "  2 more layers."]
 
 
 def test_layers_without_values_answer_scores_only():
@@ -189,42 +167,35 @@ def test_a_training_that_was_cut_off_has_no_reconstruction_but_weights():
     assert found["norm.scale"].tolist() == [1, 2]
 
 
-def test_bad_questions_are_refused():
+@pytest.mark.parametrize(
+    ("error", "said", "asked"),
+    [
+        (BadInput, "at_step must be at most 12, the number of recorded steps, not 13", {"at_step": 13}),
+        (EmptyMask, "where matches no", {"where": "label = 9"}),
+        (BadMask, "where", {"where": "label = "}),
+        (NotFound, "no dataset 'mnist'", {"where": "dataset = 'mnist'"}),
+    ],
+)
+def test_bad_questions_are_refused(error, said, asked):
     case = Case()
-    with pytest.raises(BadInput, match="at_step must be at most 12, the number of recorded steps, not 13") as caught:
-        case.engine.output("fc", case.queries, at_step=13)
-    assert caught.value.field == "at_step"
-    with pytest.raises(BadInput, match="at_step must be at most 12"):
-        case.engine.weights(at_step=13)
-    with pytest.raises(EmptyMask):
-        case.engine.output("fc", case.queries, where="label = 9")
-    with pytest.raises(EmptyMask):
-        case.engine.weights("label = 9")
-    with pytest.raises(BadMask):
-        case.engine.weights("label = ")
-    with pytest.raises(NotFound, match="no dataset 'mnist'"):
-        case.engine.weights("dataset = 'mnist'")
+    for ask in (lambda: case.engine.output("fc", case.queries, **asked), lambda: case.engine.weights(**asked)):
+        with pytest.raises(error, match=said) as caught:
+            ask()
+        assert caught.value.field in asked
 
 
-@pytest.mark.parametrize("budget", [1, 1 << 20])
-def test_values_of_repeated_keys_are_added_up_column_range_by_column_range(budget, monkeypatch):
+@pytest.mark.parametrize("budget", [1, 20_000, 1 << 28])
+def test_weights_of_repeated_keys_do_not_depend_on_column_ranges_or_on_the_number_of_cores(budget, monkeypatch, rng):
     monkeypatch.setattr(slot_products, "BUDGET", budget)
     monkeypatch.setattr(slot_products, "_PIECE", 16)
-    case = Case(repeats=True)
-    found, (weight, bias) = case.engine.weights(), case.rebuilt(case.labels >= 0)
-    np.testing.assert_allclose(found["fc.weight"], weight, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(found["fc.bias"], bias, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("budget", [20_000, 1 << 28])
-def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, monkeypatch, rng):
-    monkeypatch.setattr(slot_products, "BUDGET", budget)
     rows, d_in, d_out = 40, 70, 300
+    keys, values = rng.normal(size=(rows, d_in)).astype(np.float32), rng.normal(size=(400, d_out)).astype(np.float32)
+    of_slot = np.r_[np.arange(rows), rng.integers(0, rows, 400 - rows)]
     made = arrays.memory(
-        {"fc": rng.normal(size=(rows, d_in)).astype(np.float32)},
+        {"fc": keys},
         {"step": np.arange(400).tolist()},
-        values={"fc": rng.normal(size=(400, d_out)).astype(np.float32)},
-        rows_of_slots={"fc": np.r_[np.arange(rows), rng.integers(0, rows, 400 - rows)]},
+        values={"fc": values},
+        rows_of_slots={"fc": of_slot},
         initial={"fc.weight": np.zeros((d_out, d_in), np.float32), "fc.bias": np.zeros(d_out, np.float32)},
     )
     found = set()
@@ -232,8 +203,10 @@ def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, m
         monkeypatch.setattr(slot_products, "cores", lambda count=count: count)
         view = arrays.engine(made)._view
         layer, selection = view.snapshot.layer("fc"), mask.selection(view, view.snapshot.layer("fc"), None)
-        found.add(slot_products.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
+        weight = slot_products.slot_sum(view, layer, selection, None, lambda: None).weight
+        found.add(weight.tobytes())
     assert len(found) == 1
+    np.testing.assert_allclose(weight, -0.1 * values.T.astype(float) @ keys[of_slot], rtol=1e-9, atol=1e-12)
 
 
 def test_what_a_mask_removes_is_not_what_its_opposite_leaves():
@@ -275,31 +248,6 @@ def test_a_row_speaks_for_its_own_moment_and_two_for_the_time_between(steps, at_
     assert witness(*steps).around(at_step).tolist() == expected
 
 
-def test_a_jump_is_a_distance_far_above_the_noise():
-    of = Distances(
-        "w", np.arange(4), np.array([1e-8, 7e-8, 9e-8, 1.0]), np.zeros(4), np.ones(4), np.zeros(4), np.full(4, 1e-8)
-    )
-    assert of.jump(1) is None
-    assert of.jump(2) == of.jump(3) == 2
-
-
-def test_each_parameter_must_be_exact_by_itself():
-    """A bias that is off hides behind a weight that went a hundred times as far, where only their sum is looked at."""
-    case = Case()
-    table = case.memory.table("watch")
-    watched = table.to_pylist()
-    for row in watched:
-        if row["parameter"] == "fc.bias":
-            row |= {"accumulated": 5e-3, "way": 1.0}
-        else:
-            row |= {"accumulated": 1e-6, "way": 100.0}
-    changed = table.from_pylist(watched, schema=table.schema)
-    case.memory.table = lambda name: changed if name == "watch" else Snapshot.table(case.memory, name)
-    layer = arrays.engine(case.memory).info().layers[0]
-    assert not layer.exact
-    assert layer.reason == "float32 rounding of small steps."
-
-
 def test_beyond_the_bound_nothing_is_answered_unasked():
     assert Case(watch={6: (0.0, 0.099)}).engine.output("fc", np.ones((1, 7))).shape == (1, 4)
     with pytest.raises(Inexact, match=r"^Layer 'fc' cannot be reconstructed exactly: float32 rounding of small"):
@@ -317,17 +265,11 @@ def test_temperatures_are_finite_and_above_zero(temperature):
 def test_the_engine_answers_every_kernel_that_a_question_may_name(monkeypatch):
     case = Case()
     for kernel in arguments.KERNELS:
-        assert case.engine.output("fc", case.queries, kernel=kernel).kernel == kernel
+        found = case.engine.output("fc", case.queries, kernel=kernel)
+        assert (found.kernel, found.scan.backend, found.scan.slots_matching) == (kernel, "", STEPS * BATCH)
     monkeypatch.setattr(arguments, "KERNELS", (*arguments.KERNELS, "rbf"))
     with pytest.raises(BadInput, match=r"^Unknown kernel 'rbf'\.$"):
         case.engine.output("fc", case.queries, kernel="rbf")
-
-
-def test_no_backend_is_said_to_have_scored_the_keys():
-    case = Case()
-    for kernel in arguments.KERNELS:
-        scan = case.engine.output("fc", case.queries, at_step=3, kernel=kernel).scan
-        assert (scan.backend, scan.slots_matching) == ("", STEPS * BATCH)
 
 
 @pytest.mark.parametrize("name", ["initial", "allow_inexact"])
@@ -372,7 +314,7 @@ HISTORIES = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=HISTORIES, buffer=st.sampled_from([None, 0.7]), seed=st.integers(0, 99))
 def test_every_history_of_settings_gives_the_weight_that_torch_gives(steps, buffer, seed):
     gradients = np.random.default_rng(seed).normal(size=len(steps))
@@ -398,29 +340,6 @@ def test_every_history_of_settings_gives_the_weight_that_torch_gives(steps, buff
         assert rebuilt == pytest.approx(float(weight.detach()), rel=1e-10, abs=1e-12)
 
 
-def test_constant_momentum_has_the_closed_form():
-    lr, m, steps = 0.1, 0.9, 20
-    got = SGD.coefficients([Update(s, s, 1.0, {**PLAIN, "lr": lr, "momentum": m}) for s in range(steps)], steps)
-    assert got.initial == 1
-    assert got.per_step == pytest.approx([-lr * (1 - m ** (steps - s)) / (1 - m) for s in range(steps)])
-
-
 def test_an_update_of_several_steps_and_gradients_never_used():
     got = SGD.coefficients([Update(1, 3, 0.5, PLAIN), Update(5, 5, 1.0, {**PLAIN, "lr": 0.2})], 7)
     assert got.per_step.tolist() == pytest.approx([0, -0.05, -0.05, -0.05, 0, -0.2, 0])
-
-
-def test_from_a_memory(tmp_path):
-    write(tmp_path / "m", [4, 4, 4])
-    memory = Snapshot.open(tmp_path / "m")
-    for at_step, stop in ((None, 3), (2, 2), (0, 0)):
-        got = coefficients(memory, "layer-0.bias", at_step)
-        expected = [-0.05 * (1 - 0.9 ** (stop - s)) / 0.1 for s in range(stop)]
-        assert got.per_step == pytest.approx(expected)
-        assert (got.initial, got.buffers) == (1.0, {})
-    with pytest.raises(
-        NotFound, match=r"^There is no recorded parameter 'x'\. Parameters: layer-0\.weight, layer-0\.bias"
-    ):
-        coefficients(memory, "x")
-    with pytest.raises(BadInput, match=r"^at_step must be at most 3, the number of recorded steps, not 4\. Pass 0 "):
-        coefficients(memory, "layer-0.bias", 4)

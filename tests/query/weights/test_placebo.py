@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers.outputs import FEWEST_RANDOM, FEWEST_SIBLINGS, Placebos, outside
+from dualform.answers.outputs import FEWEST_RANDOM, Placebos, outside
 from dualform.errors import BadInput
 from dualform.query import needs
 from dualform.query.placebo import _random_sets, _samples
@@ -72,9 +72,8 @@ def margins(outputs, predicted):
     return np.array([own[p] - np.delete(own, p).max() for own, p in zip(outputs, predicted, strict=True)])
 
 
-@pytest.mark.parametrize("where", ["sample >= 4", "dataset = 'part 1' AND label < 2"])
-def test_random_sets_are_outputs_without_their_samples(memory, where):
-    found = memory.placebo("head", "test", where, n=8)
+def test_random_sets_are_outputs_without_their_samples(memory):
+    found = memory.placebo("head", "test", "dataset = 'part 1' AND label < 2", n=8)
     view = memory._view
     layer = view.snapshot.layer("head")
     known = _samples(view, {"head": layer}, None, lambda: None)
@@ -90,16 +89,6 @@ def test_random_sets_are_outputs_without_their_samples(memory, where):
         assert (
             np.abs(found.random_changes[:, number] - changes(memory, found, np.flatnonzero(out))).max() < 1e-4 * scale
         )
-
-
-def test_the_ablation_itself_and_its_siblings_are_outputs(memory):
-    found = memory.placebo("head", "test", "label <> 1")
-    scale = np.abs(np.asarray(memory.output("head", "test"))).max()
-    label = np.ma.getdata(memory.slots(np.arange(memory._view.snapshot.count(_space(memory))), _space(memory))["label"])
-    assert found.siblings == ("label = 0", "label = 2", "label = 3")
-    for column, value in zip([0, -3, -2, -1], [1, 0, 2, 3], strict=True):
-        expected = changes(memory, found, np.flatnonzero(label == value))
-        assert np.abs(found.changes[:, column] - expected).max() < 1e-4 * scale
 
 
 def test_base_rates_are_counts_over_the_outputs_without_each_set(memory):
@@ -120,10 +109,6 @@ def test_base_rates_are_counts_over_the_outputs_without_each_set(memory):
     summary = found.summary()
     assert (summary["corrected"]["of"], summary["broken"]["of"]) == (found.misclassified, found.correct)
     assert summary["broken"]["random"]["median"] == np.median(found.broken[1:7])
-
-
-def _space(memory):
-    return next(own.space for own in memory.info().layers if own.name == "head")
 
 
 @pytest.mark.parametrize("room", [None, 1000])
@@ -187,23 +172,6 @@ def test_few_random_sets_decide_nothing(random, siblings, decides):
     assert (summary["corrected"]["ablation"], summary["broken"]["ablation"]) == (1, 1)
 
 
-@pytest.mark.parametrize(("siblings", "unusual"), [(0, True), (4, True), (5, False)])
-def test_few_siblings_decide_nothing(siblings, unusual):
-    assert FEWEST_SIBLINGS == 5
-    found = placebos(20, siblings)
-    found.changes[:, 21:], found.outcomes[:, 21:] = 100, 1  # as the ablation
-    assert found.unusual.tolist() == [unusual] * 2
-    assert found.summary()["broken"]["unusual"] == unusual
-
-
-def test_one_output_predicts_no_class():
-    found = placebos(20, 5, second=-1)
-    assert not found.corrected.any()
-    assert not found.broken.any()
-    assert found.summary().keys() == placebos(20, 5).summary().keys() - {"corrected", "broken"}
-    assert placebos(20, 5, labels=(-1, -1)).summary().keys() == found.summary().keys()
-
-
 def test_outside_is_the_central_95_percent():
     null = np.arange(101.0)[None]
     values = np.array([-1.0, 2.4, 2.6, 50.0, 97.4, 97.6, 200.0])
@@ -262,15 +230,6 @@ def test_without_samples_rows_are_drawn(tmp_path):
         assert "steps 3 to 6" in spans.siblings
 
 
-def test_a_query_is_answered_alike_in_any_batch(tmp_path):
-    inputs = classified(tmp_path / "run", 37, 5, 60, sample=torch.arange(60), dataset="a")
-    with dualform.open(tmp_path / "run") as memory:
-        whole = memory.placebo(queries="test", where="label <> 2")
-        for start, stop in ((0, 1), (3, 10), (17, 60)):
-            part = memory.placebo(queries=inputs[start:stop].numpy(), where="label <> 2")
-            assert np.array_equal(whole.changes[start:stop], part.changes)
-
-
 SEEN, HALF = 6, 12
 
 
@@ -303,6 +262,7 @@ def routed(request, tmp_path_factory):
         net.elsewhere = False
         recorder.query_set("test", inputs[:7], label=labels[:7])
     with dualform.open(path) as memory:
+        assert all(reconstruction.exact for reconstruction in memory.verify().values()), "though heads take turns"
         yield memory
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from copy import deepcopy
 
@@ -185,17 +184,22 @@ def test_what_cannot_be_told_apart_is_not_rounded_and_graded_as_measured(tmp_pat
             assert layer.status.error > 1e-4
 
 
-def test_masked_weights_of_rounded_products_add_up(tmp_path):
-    train(Siamese, tmp_path / "m")
-    with dualform.open(tmp_path / "m") as memory:
+def assert_shares_add_up(path, atol):
+    with dualform.open(path) as memory:
         few, many, even, odd = (
             memory.weights(where=where)
             for where in ("label < 3", "label >= 3", "label IN (0, 2)", "label NOT IN (0, 2)")
         )
     for name in some(few):
         # Each of both is the whole, and what no slot brought: the initial weights, and what rounding added.
-        np.testing.assert_allclose(few[name] + many[name], even[name] + odd[name], atol=3e-6)
+        both, others = few[name].double() + many[name], even[name].double() + odd[name]
+        np.testing.assert_allclose(both, others, atol=atol)
         assert (few[name] - even[name]).abs().max() > 1e-3
+
+
+def test_masked_weights_of_rounded_products_add_up(tmp_path):
+    train(Siamese, tmp_path / "m")
+    assert_shares_add_up(tmp_path / "m", 3e-6)
 
 
 def test_ranks_round_before_they_average(tmp_path):
@@ -307,18 +311,9 @@ def test_weights_of_bfloat16_are_rebuilt(halved):
         assert torch.isclose(weight.float(), live, rtol=1e-6).float().mean() > 0.98, parameter
 
 
-@pytest.mark.parametrize("halved", ["adamw", "sgd"], indirect=True)
+@pytest.mark.parametrize("halved", ["adamw"], indirect=True)
 def test_masked_weights_of_a_partition_add_up(halved):
-    _, path, _ = halved
-    with dualform.open(path) as memory:
-        few, many, even, odd = (
-            memory.weights(where=where)
-            for where in ("label < 3", "label >= 3", "label IN (0, 2)", "label NOT IN (0, 2)")
-        )
-    for parameter in some(few):
-        both, others = few[parameter].double() + many[parameter], even[parameter].double() + odd[parameter]
-        np.testing.assert_allclose(both, others, atol=1e-5)
-        assert (few[parameter] - even[parameter]).abs().max() > 1e-3
+    assert_shares_add_up(halved[1], 1e-5)
 
 
 def test_another_order_of_rounding_is_not_followed_and_graded_as_measured(tmp_path):
@@ -331,16 +326,8 @@ def test_another_order_of_rounding_is_not_followed_and_graded_as_measured(tmp_pa
             assert "bfloat16" in layer.status.reason or layer.status.name == "exact to bfloat16"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, lr=1e-5, foreach=True),
-        lambda p: torch.optim.RMSprop(p, lr=1e-6),
-    ],
-    ids=["sgd", "rmsprop"],
-)
-def test_weights_that_stand_still_are_said_to_move_less_than_rounding(tmp_path, make):
-    states = train_halved(tmp_path / "m", make)
+def test_weights_that_stand_still_are_said_to_move_less_than_rounding(tmp_path):
+    states = train_halved(tmp_path / "m", lambda p: torch.optim.SGD(p, lr=1e-5, foreach=True))
     first, final = ({name: value.double().numpy() for name, value in states[at].items()} for at in (0, -1))
     moved = [final[name] - first[name] for name in ("2.weight", "2.bias")]
     with dualform.open(tmp_path / "m") as memory:
@@ -423,20 +410,6 @@ def misses(memory, at_step, before, live):
         name: float((found[name] - live[name].float()).norm() / (live[name].float() - before[name].float()).norm())
         for name in live
     }
-
-
-@ROUNDED_ONCE
-def test_a_run_in_float32_follows_one_in_bfloat16(tmp_path, first):
-    model, before, live = first
-    end = train_run(model.float(), tmp_path / "b", MORE_STEPS, {})
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as memory:
-        assert max(misses(memory, FIRST_STEPS, before, live).values()) <= RUN_NEAR
-        assert max(misses(memory, None, before, end).values()) <= RUN_NEAR
-        reconstructions = memory.verify()
-        assert max(found.reconstruction_error for found in reconstructions.values()) <= RUN_NEAR
-        assert {found.status.name for found in reconstructions.values()} == {"exact to bfloat16"}
-        with pytest.raises(dualform.DualformError, match="this run used SGD of bfloat16 weights"):
-            memory.coefficients("0", [0])
 
 
 @ROUNDED_ONCE
@@ -572,15 +545,3 @@ def test_larger_gaps_stay_a_defect(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         assert memory.verify()["kv"].status.name == "approximate"
         assert "rounding_gradients" not in memory._view.snapshot.manifest.tables()
-
-
-def test_a_memory_without_any_says_nothing_of_them(tmp_path):
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m"),
-        optimizer,
-        3,
-        lambda _: model(torch.randn(5, 4)).square().mean(),
-    )
-    assert "rounding_gradients" not in json.loads((tmp_path / "m" / "memory.json").read_text())["columns"]

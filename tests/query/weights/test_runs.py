@@ -13,16 +13,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.errors import BadInput, Damaged, Inexact
+from dualform.errors import BadInput, Inexact
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_buffers, write_weights
-from tests.damage import flip
 from tests.query.trained import _copy as state_of
 from tests.record.listed import batches, small_net
 from tests.trainings import learn, record_steps
 
 FIRST, STEPS = 12, 30
-LAYERS = ("0", "2", "4")
 SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3, "nesterov": True}
 
 
@@ -48,22 +46,16 @@ class Training:
             for state in self.optimizer.state.values():
                 state["momentum_buffer"].mul_(0.5)
 
-    def record(self, path, until: int):
+    def record(self, path, until: int, between=lambda number, model: None):
         with dualform.Recorder(self.model, self.optimizer, path) as recorder:
             for x, y in batches(STEPS)[self.done : until]:
                 with recorder.step(dataset="odd" if self.done % 2 else "even", label=y, sample=np.arange(8)):
                     learn(self.optimizer, cross_entropy(self.model(x), y))
+                between(self.done, self.model)
                 self.done += 1
                 self.history.append(state_of(self.model))
             recorder.query_set("test", batches(1)[0][0])
         return path
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    training = Training()
-    with dualform.open(training.record(tmp_path_factory.mktemp("whole") / "m", STEPS)) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -73,104 +65,6 @@ def resumed(tmp_path_factory):
     training.resume()
     training.record(folder / "b", STEPS)
     return folder, training
-
-
-@pytest.fixture(scope="module")
-def runs(resumed):
-    folder, _ = resumed
-    with dualform.open([folder / "a", str(folder / "b")]) as engine:
-        yield engine
-
-
-@pytest.mark.parametrize(("layer", "score"), [("0", "dot"), ("2", "abs"), ("4", "dot")])
-def test_ids_scores_and_sums_are_those_of_one_recording_bit_for_bit(whole, runs, layer, score):
-    asked = {"score": score, "where": "step > 3 AND label <> 1"}
-    one, other = (engine.topk(layer, "test", k=20, **asked) for engine in (whole, runs))
-    assert one.ids.tolist() == other.ids.tolist()
-    assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
-    one, other = (engine.topk(layer, "test", k=3, by=("dataset", "label"), **asked) for engine in (whole, runs))
-    assert (one.groups, one.ids.tolist()) == (other.groups, other.ids.tolist())
-    one, other = (engine.group_sum(layer, "test", by="step", **asked) for engine in (whole, runs))
-    assert (one.groups, one.counts.tolist()) == (other.groups, other.counts.tolist())
-    assert one.sums.tobytes() == other.sums.tobytes()
-
-
-def test_slots_and_steps_follow_those_of_the_run_before(whole, runs):
-    ids = np.arange(8 * STEPS)
-    one, other = whole.slots(ids), runs.slots(ids)
-    for name, column in one.items():
-        assert column.tolist() == other[name].tolist(), name
-    assert other["run"].tolist() == [0] * 8 * FIRST + [1] * 8 * (STEPS - FIRST)
-    for statement in (
-        "SELECT slot, step, label, sample, dataset FROM slots ORDER BY slot",
-        "SELECT step, lr, updated, first_step FROM steps ORDER BY step",
-        "SELECT dataset, label, name FROM labels ORDER BY ALL",
-    ):
-        found = whole.sql(statement), runs.sql(statement)
-        assert found[0].records() == found[1].records(), statement
-    counts = runs.sql("SELECT run, count(*) AS slots FROM slots GROUP BY run ORDER BY run").records()
-    assert counts == [{"run": 0, "slots": 8 * FIRST}, {"run": 1, "slots": 8 * (STEPS - FIRST)}]
-    assert runs.group_sum("0", "test", by="run").counts.tolist() == [8 * FIRST, 8 * (STEPS - FIRST)]
-    told = runs.info()
-    assert (told.steps, told.slots, told.cut_off, told.recording) == (STEPS, {"sample": 8 * STEPS}, "", False)
-
-
-def test_keys_and_values_are_those_of_one_recording(whole, runs):
-    for layer in LAYERS:
-        assert whole.keys(layer).tobytes() == runs.keys(layer).tobytes()
-        assert whole.values(layer).tobytes() == runs.values(layer).tobytes()
-    ids = np.arange(0, 8 * STEPS, 5)
-    expected = whole.coefficients("0", ids)
-    np.testing.assert_allclose(runs.coefficients("0", ids), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("at_step", [1, FIRST - 1, FIRST, FIRST + 1, 20, STEPS])
-def test_weights_as_of_any_step_are_those_of_the_training(resumed, runs, at_step):
-    _, training = resumed
-    history = training.history
-    weights = runs.weights(at_step=at_step)
-    assert {status.name for status in weights.statuses.values()} == {"exact"}
-    for name, live in history[at_step].items():
-        way = torch.linalg.vector_norm(live - history[0][name])
-        assert torch.linalg.vector_norm(weights[name] - live) <= 1e-4 * way, name
-
-
-def test_a_mask_takes_slots_of_both_runs_out(whole, runs):
-    one, other = (engine.output("2", "test", where="label <> 2") for engine in (whole, runs))
-    np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=1e-4)
-    assert all(reconstruction.reconstruction_error < 1e-4 for reconstruction in runs.verify().values())
-
-
-def test_after_a_run_that_was_cut_off_the_weights_are_not_known(resumed, tmp_path):
-    folder, _ = resumed
-    for name in ("a", "b"):
-        shutil.copytree(folder / name, tmp_path / name)
-    manifest = Manifest.read(tmp_path / "a")
-    files = {name: mark for name, mark in manifest.files.items() if "final" not in name}
-    replace(manifest, recording=True, files=files, marks=[]).write(tmp_path / "a")
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        told = engine.info()
-        assert told.cut_off == (f"{tmp_path / 'a'}: the recording was cut off after step {FIRST - 1}, or still runs.")
-        assert not told.recording
-        assert {layer.status.reason for layer in told.layers} == {
-            f"run 0 ({tmp_path / 'a'}) was cut off, so the weights that it ended with are not known "
-            f"(from step {FIRST} on)."
-        }
-        assert engine.output("0", "test", at_step=FIRST).status.exact
-
-
-def test_damage_names_the_run(resumed, tmp_path):
-    folder, _ = resumed
-    for name in ("a", "b"):
-        shutil.copytree(folder / name, tmp_path / name)
-    file = next((tmp_path / "b").rglob("keys-*.faiss"))
-    flip(file)
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine, pytest.raises(Damaged, match=str(file)):
-        engine.keys(file.parent.name)
-    file.unlink()
-    with pytest.raises(Damaged) as caught:
-        dualform.open([tmp_path / "a", tmp_path / "b"])
-    assert caught.value.message == f"{file} is missing."
 
 
 def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
@@ -268,11 +162,10 @@ def test_a_run_that_began_with_other_weights_is_off_from_its_first_step(tmp_path
             engine.output("2", "test", at_step=FIRST + 1)
 
 
-@pytest.mark.parametrize("momentum", ["lost", "another"])
-def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path, momentum):
+def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path):
     training = Training()
     training.record(tmp_path / "a", FIRST)
-    training.resume(momentum)
+    training.resume("lost")
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
         statuses = [layer.status for layer in engine.info().layers]
@@ -327,15 +220,13 @@ def test_a_run_without_momentum_needs_none(tmp_path):
 
 
 def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
+    @torch.no_grad()
+    def by_hand(number, model):
+        if number == 5:
+            model[4].weight.mul_(1.02)
+
     training = Training()
-    with dualform.Recorder(training.model, training.optimizer, tmp_path / "a") as recorder:
-        for number, (x, y) in enumerate(batches(FIRST)):
-            with recorder.step(label=y):
-                learn(training.optimizer, cross_entropy(training.model(x), y))
-            if number == 5:  # an update by hand
-                with torch.no_grad():
-                    training.model[4].weight.mul_(1.02)
-    training.done = FIRST
+    training.record(tmp_path / "a", FIRST, by_hand)
     training.resume()
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:

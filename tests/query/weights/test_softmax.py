@@ -11,8 +11,7 @@ from torch import nn
 import dualform
 from dualform.errors import Inexact
 from dualform.query.score.canonical import canonical_scores
-from dualform.query.weights import slot_products, softmax
-from dualform.query.where import mask
+from dualform.query.weights import softmax
 from tests.query import arrays
 from tests.query.plain_case import BATCH, LR, STEPS, Case
 from tests.record.listed import skip_without_bfloat16
@@ -80,19 +79,6 @@ def test_part_of_an_answer_has_its_own_effective_slots():
     assert case.engine.output("fc", case.queries).effective_slots is None
 
 
-def test_a_cold_softmax_is_the_best_slot_and_a_hot_one_their_mean():
-    case = Case()
-    ask = lambda temperature: case.engine.output(  # noqa: E731
-        "fc", case.queries, kernel="softmax", temperature=temperature, initial=False
-    )
-    best = case.engine.topk("fc", case.queries, k=1).ids
-    np.testing.assert_allclose(ask(1e-300), -LR * case.values[best], rtol=1e-6)
-    assert ask(1e-300).effective_slots.tolist() == [1.0] * 5
-    mean = -LR * case.values.astype(float).mean(axis=0)
-    np.testing.assert_allclose(ask(1e12), np.tile(mean, (5, 1)), rtol=1e-5)
-    np.testing.assert_allclose(ask(1e12).effective_slots, STEPS * BATCH)
-
-
 def test_huge_scores_give_numbers(rng):
     keys = (rng.choice([-1, 1], (40, 6)) * 3e38).astype(np.float32)
     values = rng.normal(size=(40, 2)).astype(np.float32)
@@ -104,44 +90,6 @@ def test_huge_scores_give_numbers(rng):
     same = (keys[:3, None] == keys).all(axis=2)
     np.testing.assert_allclose(found, [-LR * values[own].astype(float).mean(axis=0) for own in same], rtol=1e-5)
     assert found.effective_slots.tolist() == same.sum(axis=1).tolist()
-
-
-def test_a_slot_attends_as_often_as_it_was_recorded():
-    """Whether its key is stored once for many or once for each."""
-    shared, each = Case(3, repeats=True), Case(3, repeats=True)
-    each.engine = arrays.engine(
-        arrays.memory(
-            {"fc": each.keys},
-            {"label": each.labels.tolist(), "step": each.steps.tolist()},
-            values={"fc": each.values},
-            initial={"fc.weight": each.weight, "fc.bias": each.bias},
-        )
-    )
-    one, other = (case.engine.output("fc", case.queries, "label > 0", kernel="softmax") for case in (shared, each))
-    assert one.values.tobytes() == other.values.tobytes()
-    assert one.effective_slots.tobytes() == other.effective_slots.tobytes()
-
-
-def test_a_key_that_slots_share_is_scored_once_a_batch(monkeypatch):
-    case, scored = Case(3, repeats=True), []
-    score = softmax.score_every
-    monkeypatch.setattr(softmax, "score_every", lambda *of: scored.append(len(of[1])) or score(*of))
-    monkeypatch.setattr(softmax, "block_size", lambda width: 16)
-    whole = case.engine.output("fc", case.queries, kernel="softmax")
-    assert sum(scored) == len(set(case.memory.keys("fc").row_of_entry.tolist()))
-    monkeypatch.setattr(softmax, "_HELD_BYTES", 1)
-    one_by_one = case.engine.output("fc", case.queries, kernel="softmax")
-    assert one_by_one.values.tobytes() == whole.values.tobytes()
-
-
-def test_the_linear_sum_alone_is_the_output_less_the_initial_weights_and_the_bias():
-    case = Case()
-    stays, queries = case.labels != 2, case.queries.astype(float)
-    found = case.engine.output("fc", case.queries, "label <> 2", 7, initial=False)
-    weight, _ = case.rebuilt(stays, 7)
-    np.testing.assert_allclose(found, queries @ (weight - case.weight).T, rtol=1e-5, atol=1e-6)
-    assert (found.initial, found.unrecorded_change) == (False, 0.0)
-    assert not case.engine.output("fc", case.queries, at_step=0, initial=False).values.any()
 
 
 def test_steps_of_a_learning_rate_of_zero_attend_and_those_without_an_update_do_not(tmp_path):
@@ -179,17 +127,6 @@ def test_what_moved_outside_the_record_stands_beside_the_softmax():
         alone, expected(case, np.ones(STEPS * BATCH, dtype=bool), STEPS, 1.0, False), rtol=1e-6, atol=1e-6
     )
     assert alone.unrecorded_change == 0.0
-
-
-def test_the_sums_of_biases_are_those_of_the_linear_kernel():
-    case = Case()
-    view = case.engine._view
-    layer = view.snapshot.layer("fc")
-    chosen = mask.selection(view, layer, "label <> 1")
-    found = slot_products.bias_sum(view, layer, chosen, 8, lambda: None)
-    np.testing.assert_allclose(
-        found, slot_products.slot_sum(view, layer, chosen, 8, lambda: None).biases[0], rtol=1e-12
-    )
 
 
 def trained_on(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs, steps: int = 3):

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadMask, DualformError, EmptyMask, NotFound
-from dualform.query.groups import group_entries
 from dualform.query.sums import grouping
-from dualform.query.where import expression, mask
+from dualform.query.where import expression
 from dualform.questions import Filter, SlotKeys, TopK
 from tests.query import arrays, oracle
 
@@ -93,6 +92,7 @@ def test_ids_keep_what_the_same_literals_keep_in_duckdb(engine, theirs, conditio
 
 
 @given(NUMBERS, FORMS)
+@settings(max_examples=25)
 def test_ids_and_not_ids_share_out_all_slots(engine, ids, form):
     """A slot without a sample is none of any samples."""
     given = form(ids) if ids else []
@@ -141,26 +141,6 @@ def test_values_that_are_equal_in_python_are_others_in_sql(values):
     assert len({TopK("fc", np.ones((1, 1), np.float32), 1, ("label = ?", own)).kind for own in values}) == len(values)
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        ("sample IN ?", 5),
-        ("label IN ?", "3"),
-        ("label NOT IN ?", 3.0),
-        ("NOT label IN ?", None),
-        ("dataset IN ?", "first"),
-        ("(dataset) IN ?", "the first"),
-        ("note IN ? AND label = ?", "1", 2),
-        "dataset IN 'first'",
-        "label IN 3",
-    ],
-)
-def test_one_value_after_in_is_refused(engine, where):
-    """SQL reads it as a search within a text, which finds "ban" in "banana"."""
-    with pytest.raises(BadMask, match="one value after IN, which SQL reads as a search within it"):
-        engine.topk("fc", [1.0], where=where)
-
-
 def test_one_value_in_brackets_and_a_search_are_what_they_say(engine):
     assert kept(engine, ("label IN (?)", 3)) == kept(engine, "label = 3") != []
     assert kept(engine, ("contains(note, ?)", "1")) == kept(engine, "note LIKE '%1%'") != []
@@ -173,26 +153,6 @@ def test_no_ids_at_all_match_nothing(engine, column):
     values = COLUMNS.get(column, range(SLOTS))
     known = [slot for slot in range(SLOTS) if values[slot] is not None]
     assert kept(engine, (f"{column} NOT IN ?", [])) == known
-
-
-NO_UNICODE = [
-    "note = '\ud800'",
-    "\ud800",
-    ("note = ? \udfff", 1),
-    ("note = ?", "\ud800"),
-    ("note LIKE ?", "\ud800%"),
-    ("note IN ?", ["1", "\ud800"]),
-    ("dataset = ?", "\ud800"),
-    ("dataset IN ?", ["\ud800"]),
-    {"sample": ["\ud800"]},
-]
-
-
-@pytest.mark.parametrize("where", NO_UNICODE, ids=ascii)
-def test_what_is_no_unicode_is_refused_plainly(engine, where):
-    with pytest.raises(BadMask) as refused:
-        engine.topk("fc", [1.0], where=where)
-    assert refused.value.field == "where"
 
 
 @given(st.text(alphabet="\ud800\udc00 é?'=1", max_size=6), st.text(alphabet="\ud800é1", max_size=3))
@@ -315,17 +275,6 @@ def test_weights_take_the_coefficients_of_the_steps_of_its_own_slots(repeats, at
     found = case.engine.output("part", np.eye(5), where="label >= 2", at_step=at_step)
     bias = -0.1 * case.values[speaks].astype(float).sum(axis=0)
     np.testing.assert_allclose(np.asarray(found).T, case.weight - moved + bias[:, None], atol=1e-6)
-
-
-def test_a_mask_of_both_layers_is_evaluated_once_and_told_apart():
-    case = Partly(5)
-    view = case.engine._view
-    whole, part = view.snapshot.layer("whole"), view.snapshot.layer("part")
-    selections = [mask.selection(view, layer, where) for layer in (whole, part) for where in (None, "label = 1")]
-    assert len({selection.identity for selection in selections}) == 4
-    assert selections[1].stays[case.slots].tolist() == selections[3].stays.tolist()
-    by_label = [group_entries(view, layer, mask.selection(view, layer, None), ("label",)) for layer in (whole, part)]
-    assert [int(groups.counts.sum()) for groups in by_label] == [ENTRIES, len(case.slots)]
 
 
 def test_a_slot_that_the_layer_lacks_is_named():

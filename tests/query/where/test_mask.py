@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import threading
 
 import duckdb
 import numpy as np
@@ -358,23 +356,6 @@ def test_a_list_of_many_values_keeps_its_slots_where_duckdb_asks_several_threads
             np.testing.assert_array_equal(mask._evaluate(asked, expression, rows), true(slots))
 
 
-def test_threads_that_ask_at_once_compute_a_mask_once(monkeypatch):
-    made = arrays.memory({"fc": np.ones((SLOTS, 1), np.float32)}, {"label": COLUMNS["label"]})
-    engine = arrays.engine(made)
-    calls = []
-    select = mask.select
-    monkeypatch.setattr(mask, "select", lambda *args: calls.append(1) or select(*args))
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(kept(engine, "label > 2"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(calls) == 1
-    assert len(found) == 8
-    assert found.count(found[0]) == 8
-
-
 def test_masks_of_two_threads_have_tables_apart():
     with contextlib.closing(connect(1)) as one, contextlib.closing(connect(1)) as other:
         one.register("slots", pa.table({"x": [1]}))
@@ -387,18 +368,3 @@ def test_masks_of_two_threads_have_tables_apart():
 def test_a_mask_is_answered_after_duckdb_has_ended_its_instance(engine):
     expression_file._shared(os.getpid()).close()
     assert kept(engine, "step = 5 AND label = 2") == [52]
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_asks_masks_of_its_own(engine):
-    wanted, snapshot = kept(engine, "share < 2"), engine._view.snapshot
-    queue = multiprocessing.get_context("fork").SimpleQueue()
-
-    def ask() -> None:
-        queue.put(kept(arrays.engine(snapshot), "share < 2.0001"))
-
-    child = multiprocessing.get_context("fork").Process(target=ask)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert queue.get() == wanted + [slot for slot in range(SLOTS) if 2 <= slot / 8 < 2.0001]

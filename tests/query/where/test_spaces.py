@@ -142,14 +142,6 @@ def test_sql_sees_a_view_of_each_space(made):
     assert engine.sql("SELECT count(*) AS n FROM steps").records() == [{"n": 4}]
 
 
-def test_slots_are_looked_up_in_their_space(made):
-    engine, wanted = made
-    found = engine.slots([5, 0, 9], space="token")
-    assert {name: column.tolist() for name, column in found.items()} == {
-        name: [column[i] for i in (5, 0, 9)] for name, column in wanted.tokens.items()
-    }
-
-
 def test_datasets_are_counted_over_all_spaces(made):
     engine, wanted = made
     both = [*wanted.columns["dataset"], *wanted.tokens["dataset"]]

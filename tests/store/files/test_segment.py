@@ -10,12 +10,9 @@ import pytest
 from dualform.errors import Damaged
 from dualform.store.files import segment
 from dualform.store.files.durable_files import Blocks
-from dualform.store.files.ram_budget import RamBudget
-from dualform.store.files.segment import BLOCK_BYTES, MatrixForm, RecentBlocks, Segment, SegmentCache, flat_index
-from dualform.store.reading.stored_layers import some_columns
+from dualform.store.files.segment import BLOCK_BYTES, RecentBlocks, Segment, SegmentCache, flat_index
 from dualform.store.rows import Rows
 from dualform.store.sources import segment_rows
-from dualform.store.sources.patches import PatchRows, Unfolding
 from dualform.store.sources.segment_rows import SegmentRows
 from dualform.store.writing.rows_writer import MatrixWriter
 from tests.damage import flip
@@ -156,19 +153,6 @@ def test_rows_that_are_gone_through_once_are_not_kept_unless_all_of_them_are_hel
         Rows([rows_of(stored)], WIDTH).passing().block(0, 1)
 
 
-@pytest.mark.parametrize("rows", [40, ROWS // 3])
-def test_a_pass_in_small_pieces_reads_each_block_once(stored, read, rows):
-    """In order, or as rows that a mask leaves."""
-    matrix, _ = stored
-    for pieces in (lambda own, at: own.read(at[0], at[-1] + 1), lambda own, at: np.take(*own.holding(at), axis=0)):
-        own = rows_of(stored).passing()
-        for first in range(0, ROWS, rows):
-            at = np.arange(first, min(first + rows, ROWS))
-            assert pieces(own, at).tobytes() == matrix[at].tobytes()
-        assert sorted(read) == [0, 1, 2, 3, 4]
-        read.clear()
-
-
 def test_a_pass_in_large_pieces_reads_their_blocks_alone(stored, read, monkeypatch):
     monkeypatch.setattr(segment_rows, "SMALL_BYTES", 1000)  # so that pieces of this file are large
     matrix, file = stored
@@ -190,21 +174,6 @@ def test_a_pass_in_large_pieces_reads_their_blocks_alone(stored, read, monkeypat
         own.read(0, ROWS)
 
 
-def test_passes_hold_few_blocks_and_none_of_another(stored, read):
-    recent, (matrix, file), first = RecentBlocks(most=2), stored, object()
-    for _ in range(2):
-        for row in (0, across(0), across(1), across(2)):
-            found = recent.rows(first, file, flat_index(WIDTH), row, row + 1)
-            assert found.tobytes() == matrix[row : row + 1].tobytes()
-    assert read == [0, 1, 2, 3] * 2, "two blocks at most, those used last"
-    recent.rows(object(), file, flat_index(WIDTH), across(2), across(2) + 1)
-    recent.rows(first, file, flat_index(WIDTH), across(2), across(2) + 1)
-    assert read[8:] == [2, 3] * 2
-    flip(file.path, 7)
-    with pytest.raises(Damaged, match=f"{file.path} was altered"):
-        recent.rows(first, file, flat_index(WIDTH), 0, 1)
-
-
 def test_rows_that_a_file_does_not_have_are_damage(stored):
     matrix, file = stored
     longer = Segment(file.path, 0, ROWS + 9, file.size, file.checksums)
@@ -216,18 +185,6 @@ def test_rows_that_a_file_does_not_have_are_damage(stored):
     ):
         with pytest.raises(Damaged, match=f"{file.path} has {file.size} bytes instead of {size}"):
             read()
-
-
-def test_columns_and_made_rows_are_gone_through_once_too(stored):
-    cache = SegmentCache()
-    unfolding = Unfolding((3, 10, 10), (2, 2), (2, 2), (0, 0), (1, 1))
-    maps = SegmentRows(stored[1], MatrixForm("faiss", np.dtype("<f4"), unfolding.shape), cache)
-    narrow = some_columns(rows_of(stored, cache), 7, 20)
-    for made in (narrow, PatchRows(maps, 0, unfolding.width, unfolding)):
-        assert made.passing().read(3, 50).tobytes() == made.read(3, 50).tobytes()
-        cache.clear()
-        made.passing().read(3, 50)
-        assert cache.nbytes == 0
 
 
 def test_few_rows_of_a_first_question_are_copied_out_of_their_blocks(stored, read):
@@ -248,11 +205,3 @@ def test_few_rows_of_a_first_question_are_copied_out_of_their_blocks(stored, rea
     file.path.unlink()
     with pytest.raises(Damaged, match=r"cannot be read: No such file"):
         again.passing().holding(few)
-
-
-def test_under_a_budget_what_is_read_is_kept_and_counted(stored):
-    cache = SegmentCache(budget=RamBudget(64 << 20))
-    source = rows_of(stored, cache)
-    assert source.passing() is source.passing(first=True) is source
-    source.passing().read(0, 5)
-    assert cache.nbytes > 0

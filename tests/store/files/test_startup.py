@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import platform
 import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 
 from dualform.store import manifest, shard
@@ -244,29 +242,3 @@ def test_what_is_missing_or_refused_goes_unsaid(folder, asked, monkeypatch):
     monkeypatch.delattr(os, "sendfile")
     startup.read_ahead(str(folder), [])
     assert asked() == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reading ahead is Linux's")
-def test_a_whole_file_comes_into_the_page_cache_however_far_the_system_reads_ahead_by_itself(folder):
-    large = folder / "shard-00000" / "layers" / "block%2F0" / f"keys-000002.faiss{durable_files.CODES}"
-    large.write_bytes(os.urandom(40 << 20))
-    descriptor = os.open(large, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        with mmap.mmap(descriptor, 0) as mapped:
-            if resident(mapped):
-                pytest.skip("this file system keeps what it was told to drop")
-            startup.read_ahead(str(folder), ["block/0"])
-            ended()
-            assert resident(mapped) == len(mapped) // mmap.PAGESIZE
-    finally:
-        os.close(descriptor)
-
-
-def resident(mapped):
-    """Pages of it that the page cache holds."""
-    pages = np.empty(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
-    place = np.frombuffer(mapped, np.uint8).ctypes.data
-    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(place), ctypes.c_size_t(len(mapped)), pages.ctypes)
-    return int((pages & 1).sum())

@@ -33,7 +33,7 @@ from dualform.store.manifest import _canonical
 from dualform.store.reading import shard_tables
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
-from tests.damage import flip, flipped
+from tests.damage import flipped
 from tests.store.small_memory import write
 
 FLIPS_PER_FILE = 1
@@ -54,7 +54,7 @@ QUESTIONS = (
     ("verify", (), {}),
     ("previews", ([1, 2], "first"), {}),
 )
-FLIPS_OF_THE_TABLES = 6
+FLIPS_OF_THE_TABLES = 3
 
 
 def everything(path: Path) -> list[bytes]:
@@ -232,6 +232,19 @@ def test_an_edited_memory_json_is_refused_by_name(path, tmp_path, place, value, 
     assert list((tmp_path / "victim").iterdir()) == []
 
 
+ADDED = {"galleries", "buffers", "aliases", "halved", "final", "marks", "runs", "repaired"}
+"""What memory.json has, though the first memories of this format had it not."""
+
+
+def test_a_memory_of_before_lacks_what_memory_json_has_since(path):
+    said = json.loads((path / "memory.json").read_text())
+    before = {name: own for name, own in said.items() if name not in ADDED}
+    assert len(before) < len(said)
+    (path / "memory.json").write_text(json.dumps(edited(before, ("format",), "replace", said["format"])))
+    memory = Snapshot.open(path)
+    assert (memory.count("sample"), memory.aliases, check_memory(path)) == (12, {}, [])
+
+
 def test_layers_of_one_anothers_parameters_are_refused_and_found(sound, tmp_path):
     said = json.loads((sound / "memory.json").read_text())
     for number, name in enumerate(["layer-0.weight", "layer-1.weight "]):
@@ -260,7 +273,7 @@ def test_a_pipe_is_no_file(path, file):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"nothing", b"\x93NUMPY\x09\x00", b"\x93NUMPY\x01\x00\xff\xff{", "object", "float64", "rows", "huge"],
+    [b"nothing", b"\x93NUMPY\x01\x00\xff\xff{", "object", "float64", "rows", "huge"],
 )
 def test_a_query_set_that_is_no_array_of_its_kind_is_damaged_though_its_checksum_is_right(path, content):
     for file in ("probes/test/queries-layer-0.npy", "probes/test/labels.npy", "probes/test/outputs.npy"):
@@ -348,16 +361,6 @@ def test_shortage_is_no_damage(unfinished, tmp_path, monkeypatch, module, name, 
 def test_a_damaged_file_that_asks_for_more_than_any_machine_has_is_damaged(tmp_path):
     error = pa.ArrowMemoryError("malloc of size 9223372036854775807 failed")
     assert isinstance(unreadable(tmp_path / "slots.duckdb", error), Damaged)
-
-
-def test_check_names_every_damaged_file(path):
-    assert check_memory(path) == []
-    altered = [file for file in files(path) if file.endswith((".faiss", ".npy", ".safetensors"))]
-    for file in altered:
-        flip(path / file)
-    problems = check_memory(path)
-    assert len(problems) == len(altered)
-    assert all(any(str(path / file) in problem for problem in problems) for file in altered)
 
 
 def test_rows_that_a_cut_off_commit_left_behind_are_not_seen(tmp_path):

@@ -20,9 +20,9 @@ from tests.store.small_memory import write
 from tests.trainings import learn
 
 NAMES = [
-    "-dash/ it's \"x\"; 100% %41 sta*r a[b] #1 {a} $HOME ünï 学 new\nline", ":memory:",
-    "md:run/sqlite:run/~run/s3://bucket/file:run/x.gz",
-]  # fmt: skip
+    '-dash/ it\'s "x"; 100% %41 sta*r a[b] #1 {a} $HOME ünï 学 new\nline',
+    "md:run/sqlite:run/~run/s3://b/:memory:",
+]
 """Names that are quoted alike, and such as mean another place to DuckDB or to a shell."""
 UNWRITABLE = ["what?", "back\\slash", os.fsdecode(b"latin-\xfc")]
 

@@ -18,10 +18,9 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from dualform import PreviewSet
-from dualform.answers import Previews, contents
+from dualform.answers import Previews
 from dualform.errors import BadInput, NotAMemory
 from dualform.store.previews.stored_previews import (
-    KINDS,
     StoredPreviewSet,
     dataset_name,
     preview_folder,
@@ -318,10 +317,6 @@ def test_no_name_of_a_dataset_leaves_its_folder(name, other):
     assert (preview_folder(name) == preview_folder(other)) == (name == other)
 
 
-def test_each_kind_that_answers_know_is_read():
-    assert tuple(KINDS) == contents.KINDS
-
-
 def test_a_kind_that_only_newer_versions_know_is_named(tmp_path):
     preview_set = PreviewSet.texts(["a"])
     mark, entry = write_preview_set(
@@ -373,22 +368,6 @@ def test_a_dataset_that_draws_is_scaled_by_the_images_that_are_stored(tmp_path):
     assert (np.count_nonzero(brightness == 0), np.count_nonzero(brightness == 255)) == (1, 1)
 
 
-def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_path):
-    class Changing(Dataset[Any]):
-        read = 0
-
-        def __len__(self) -> int:
-            return 1
-
-        def __getitem__(self, number: int) -> Any:
-            self.read += 1
-            return np.full((4, 5), 200, np.uint8) if self.read == 1 else np.full((4, 5), 0.9)
-
-    preview_set = PreviewSet.images(Changing())
-    with pytest.raises(BadInput, match="image 0 has dtype float64, but the first image has uint8"):
-        looked(preview_set, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -423,12 +402,6 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
 def test_what_cannot_be_taken_as_it_is_meant_is_refused(make, said):
     with pytest.raises(BadInput, match=said):
         make()
-
-
-def test_half_precision_of_eight_bits_is_taken(tmp_path):
-    given = torch.tensor([[[0.0, 1.0], [2.0, 4.0]]])
-    found = looked(PreviewSet.images(given.to(torch.float8_e4m3fn)), tmp_path)
-    assert pixels(found.images[0]).tolist() == [[0, 64], [128, 255]]
 
 
 @pytest.mark.parametrize("of", ["texts", "categories", "an enumeration"])

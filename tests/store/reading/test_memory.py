@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from dualform.errors import AlreadyExists, Damaged, NotAMemory, NotFound
+from dualform.errors import Damaged, NotAMemory, NotFound
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
 from dualform.query.where import mask
 from dualform.store import shard, tables
 from dualform.store.files.segment import SegmentCache
-from dualform.store.journal import journal_path
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading import shard_tables, space as space_file
 from dualform.store.reading.runs import Runs
@@ -31,34 +27,11 @@ from tests.store.small_memory import (
     open_writer,
     token_batch,
     write as write_samples,
-    write_shards,
 )
 
 
 def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
-
-
-@settings(max_examples=6, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    seed=st.integers(0, 2**32 - 1),
-    commit_every=st.integers(1, 4),
-)
-def test_reads_back_every_bit_whatever_the_batches_and_commits(sizes, seed, commit_every):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "memory"
-        expected = write_samples(path, sizes, seed, commit_every)
-        memory = Snapshot.open(path)
-        assert memory.count("sample") == sum(sizes)
-        assert memory.steps == len(sizes)
-        for layer in memory.layers:
-            keys = memory.keys(layer)
-            assert bits(keys.entry_block(0, keys.entries)) == bits(expected.keys[layer])
-            assert bits(memory.values(layer).block(0, sum(sizes))) == bits(expected.values[layer])
-        for name, column in expected.columns.items():
-            assert memory.column("sample", name).tolist() == column
-        assert check_memory(path) == []
 
 
 def test_repeated_keys_are_stored_once_bit_for_bit(tmp_path):
@@ -84,19 +57,6 @@ def test_blocks_and_rows_do_not_depend_on_segments_or_cache(tmp_path):
         assert bits(keys.take(rows)) == bits(expected[rows])
 
 
-def test_a_memory_is_readable_while_it_is_written(tmp_path):
-    writer = open_writer(tmp_path / "memory")
-    assert Snapshot.open(tmp_path / "memory").count("sample") == 0
-    for step, one in enumerate(batches_of([4] * 3)):
-        writer.append(one)
-        assert Snapshot.open(tmp_path / "memory").count("sample") == 4 * step
-        writer.commit()
-        memory = Snapshot.open(tmp_path / "memory")
-        assert (memory.count("sample"), memory.commits, memory.recording) == (4 * step + 4, step + 1, True)
-    writer.close()
-    assert not Snapshot.open(tmp_path / "memory").recording
-
-
 def test_commits_by_itself_once_enough_was_appended(tmp_path):
     writer = open_writer(tmp_path / "memory", segment_bytes=1000)
     for one in batches_of([4] * 12):
@@ -104,14 +64,6 @@ def test_commits_by_itself_once_enough_was_appended(tmp_path):
     assert Snapshot.open(tmp_path / "memory").commits > 1
     writer.close()
     assert Snapshot.open(tmp_path / "memory").count("sample") == 48
-
-
-def test_refuses_a_folder_that_holds_something(tmp_path):
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "precious.txt").write_text("x")
-    with pytest.raises(AlreadyExists, match="already exists and is not an empty folder"):
-        open_writer(tmp_path / "memory")
-    assert (tmp_path / "memory" / "precious.txt").read_text() == "x"
 
 
 def test_refuses_what_is_no_memory(tmp_path):
@@ -132,17 +84,6 @@ def test_refuses_what_is_no_memory(tmp_path):
         f"{tmp_path / 'memory'} is a memory of format 1, written by dualform 0.1, which this version does not read. "
         "Open it with dualform 0.1, or record the training again."
     )
-
-
-def test_names_what_does_not_exist(tmp_path):
-    write_samples(tmp_path / "memory", [2])
-    memory = Snapshot.open(tmp_path / "memory")
-    with pytest.raises(NotFound, match=r"no layer 'x'\. Layers: layer-0, layer-1"):
-        memory.keys("x")
-    with pytest.raises(NotFound, match=r"no layer 'norm': it was not recorded \(no tap for LayerNorm\)"):
-        memory.keys("norm")
-    with pytest.raises(NotFound, match=r"no query set 'x'\. Query sets: test"):
-        memory.query_set("x")
 
 
 SIZES = [3, 2, 5, 1, 4, 2]
@@ -207,21 +148,6 @@ def test_a_recording_that_was_cut_off_shows_what_its_journal_holds(tmp_path, com
     assert check_memory(tmp_path / "memory") == []
 
 
-def test_a_torn_last_frame_is_no_part_of_the_memory_and_a_frame_altered_before_is_an_error(tmp_path):
-    path = tmp_path / "memory"
-    write_tokens(path, (1,), finish=False, journal_seconds=0.0)
-    journal = journal_path(path / "shard-00000", 1)
-    content = journal.read_bytes()
-    shutil.copytree(path, tmp_path / "torn")
-    journal_path(tmp_path / "torn" / "shard-00000", 1).write_bytes(content[:-1])
-    memory = Snapshot.open(tmp_path / "torn")
-    assert (memory.steps, memory.torn) == (len(SIZES) - 1, True)
-    journal.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
-    with pytest.raises(Damaged, match=r"journal-000001 was altered: frame 0 is not what was written"):
-        Snapshot.open(path)
-    assert check_memory(path) == [f"{journal} was altered: frame 0 is not what was written."]
-
-
 def test_a_reader_sees_that_a_recording_went_on(tmp_path):
     rng = np.random.default_rng(3)
     writer = open_writer(tmp_path / "memory", TOKENS, journal_seconds=0.0)
@@ -250,19 +176,6 @@ def test_columns_of_samples_are_told_from_those_of_slots(tmp_path):
     assert columns.tolist() == [labels[datapoint] for datapoint in spread]
     with pytest.raises(NotFound, match=r"no space 'sample'\. Spaces: token"):
         memory.space("sample")
-
-
-def test_a_small_file_is_opened_once_whatever_is_asked_of_it(tmp_path, monkeypatch):
-    write_tokens(tmp_path / "memory", ())
-    times = []
-    opened = shard_tables.opened
-    monkeypatch.setattr(shard_tables, "opened", lambda *own, **options: times.append(own) or opened(*own, **options))
-    memory = Snapshot.open(tmp_path / "memory")
-    with Engine(memory, choose("numpy")) as engine:
-        mask.selection(engine._view, engine._view.snapshot.layer("every"), "label > 3 AND position < 2")
-        engine.slots(np.arange(5), "token")
-        engine.info()
-    assert len(times) == 1
 
 
 def test_of_many_rows_opening_reads_where_slots_lie_and_a_mask_the_columns_that_it_names(tmp_path, monkeypatch):
@@ -348,17 +261,6 @@ def test_a_column_named_as_duckdb_numbers_its_rows_is_read_like_any_other(small,
         assert found["rowid"].to_pylist() == [7 * step for step in found["step"].to_pylist()]
 
 
-def test_of_a_list_column_only_the_links_that_are_asked_for_are_read(small, long, monkeypatch):
-    memory = Snapshot.open(long)
-    read = []
-    part = ShardTables._part
-    monkeypatch.setattr(ShardTables, "_part", lambda self, *key: read.append(key) or part(self, *key))
-    memory.space("token").at(np.array([0, 1]), ["token"])
-    assert read == [("extents_token", "token", 0)]
-    assert ("extents_token", "token") not in memory._tables._held
-    assert len(memory._tables._commits["extents_token", "token"]) > 10
-
-
 def test_a_link_that_was_altered_is_named_and_others_are_answered(small, long, tmp_path):
     shutil.copytree(long, tmp_path / "m")
     file = tmp_path / "m" / "shard-00000" / "slots.duckdb"
@@ -377,44 +279,16 @@ def test_a_link_that_was_altered_is_named_and_others_are_answered(small, long, t
     assert sentence in check_memory(tmp_path / "m")
 
 
-def test_slots_of_several_shards_are_looked_up_likewise(small, tmp_path, monkeypatch):
-    shards = [[token_batch(np.random.default_rng(7 * n + step), step, 3 + n) for step in range(5)] for n in range(2)]
-    write_shards(tmp_path / "m", TOKENS, shards)
-    memory = Snapshot.open(tmp_path / "m")
-    ids = np.array([40, 2, 3, 90, 2])
-    found = {name: memory.space("token").at(ids, [name])[name].to_pylist() for name in memory.columns("token")}
-    assert all(("extents_token", "token") not in part._held for part in memory._tables._parts)
-    monkeypatch.setattr(space_file, "LONG", 1 << 30)
-    for name, column in found.items():
-        assert column == memory.column("token", name)[ids].tolist(), name
-
-
-def test_what_is_said_of_a_few_slots_is_read_in_parts_once_and_then_whole(small, tmp_path, batches):
-    path = write_long(tmp_path / "run", batches, finish=False)
-    memory, whole = Snapshot.open(path), Snapshot.open(path)
-    own = memory.space("token")._token_columns
-    names = [name for name in memory.space("token").samples.types if name not in (*own, "datapoint", "step", "row")]
-    assert names
-    slots = np.array([7, 250, 7, 31])
-    wanted = {name: whole.column("token", name)[slots] for name in names}
-    held = memory._tables._held
-    for read_whole in (False, True):
-        found = memory.space("token").at(slots, names)
-        assert {("samples", name) in held for name in names} == {read_whole}
-        for name in names:
-            assert found[name].to_pylist() == np.ma.array(wanted[name], dtype=object).filled(None).tolist()
-
-
-def test_texts_of_more_bytes_than_32_bits_count_are_read_as_any(small, tmp_path, long, batches, monkeypatch):
+def test_texts_of_more_bytes_than_32_bits_count_are_read_as_any(small, tmp_path, batches, monkeypatch):
     def everything():
-        memory = Runs.of([long, short])
+        memory = Runs.of(runs)
         found = [(name, memory.column("token", name).tolist()) for name in memory.columns("token")]
         found += [(table, memory.table(table).to_pylist()) for table in memory.manifest.tables()]
-        slots = np.array([3, 0, 77, 350])
+        slots = np.array([3, 0, 77, 150])
         looked_up = memory.space("token").at(slots, list(memory.columns("token")))
         return [*found, memory.datasets(), looked_up.to_pylist()]
 
-    short = write_long(tmp_path / "short", batches[:5])
+    runs = [write_long(tmp_path / "first", batches[:6]), write_long(tmp_path / "second", batches[6:11])]
     before = everything()
     monkeypatch.setattr(tables, "MOST_BYTES", 0)
     monkeypatch.setattr(shard_tables, "ROWS_AT_ONCE", 13)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import dualform
@@ -18,16 +17,11 @@ from dualform.query.score.backends import choose
 from dualform.store.batch import Batch
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading import space
-from dualform.store.reading.runs import Runs, RunTables
-from dualform.store.reading.shard_tables import HeldTables
+from dualform.store.reading.runs import Runs
 from dualform.store.reading.snapshot import Snapshot
-from tests.cases import some
-from tests.query import arrays
 from tests.store.small_memory import (
-    LAYERS,
     LENGTH,
     TOKENS,
-    batches_of,
     expected,
     open_writer,
     token_batch,
@@ -50,7 +44,8 @@ def merged(columns: list[Mapping[str, list]], last=STEPS):
     return [(n, i) for step, n, i in sorted(places) if step < last]
 
 
-def test_slots_entries_and_rows_are_in_order(tmp_path):
+def test_slots_entries_and_rows_are_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(space, "LONG", 1)  # so that few slots are looked up
     batches = token_shards(3)
     write_shards(tmp_path / "memory", TOKENS, batches)
     memory = Snapshot.open(tmp_path / "memory")
@@ -59,10 +54,9 @@ def test_slots_entries_and_rows_are_in_order(tmp_path):
     assert memory.count("token") == len(places)
     for name in memory.columns("token"):
         column = list(range(len(places))) if name == "slot" else [wanted[n].tokens[name][i] for n, i in places]
+        few = [100, 9, *range(0, 161, 20)]  # before the column is held
+        assert memory.space("token").at(np.array(few), [name])[name].to_pylist() == [column[i] for i in few]
         assert memory.column("token", name).tolist() == column, name
-        assert memory.space("token").at(np.array([9, 0, 30]), [name])[name].to_pylist() == [
-            column[i] for i in (9, 0, 30)
-        ]
     for layer in TOKENS:
         own = [{slot: entry for entry, slot in enumerate(one.entries[layer.name])} for one in wanted]
         rows = [(slot, n, own[n][i]) for slot, (n, i) in enumerate(places) if i in own[n]]
@@ -75,32 +69,6 @@ def test_slots_entries_and_rows_are_in_order(tmp_path):
             stacked = [wanted[n].values[layer.name][entry] for _, n, entry in rows]
             assert values.block(0, entries.count).tobytes() == np.stack(stacked).tobytes()
     assert check_memory(tmp_path / "memory") == []
-
-
-def test_answers_are_those_of_one_memory_written_whole_bit_for_bit(tmp_path):
-    sizes = [4, 3, 5, 2, 4]
-    parts = [batches_of(sizes, seed) for seed in range(SHARDS)]
-    write_shards(tmp_path / "shards", LAYERS, parts)
-    shards = Engine(Snapshot.open(tmp_path / "shards"), choose("numpy"))
-    view = shards._view
-    queries = np.random.default_rng(9).normal(size=(4, 5)).astype(np.float32)
-    columns = [expected(own, LAYERS) for own in parts]
-    places = merged([one.columns for one in columns])
-    keys = np.stack([columns[n].keys["layer-1"][i] for n, i in places])
-    assert view.snapshot.keys("layer-1").of_entries(np.arange(len(places))).tobytes() == keys.tobytes()
-
-    labels = [columns[n].columns["label"][i] for n, i in places]
-    whole = arrays.engine(arrays.memory({"layer-1": keys}, {"label": labels}))
-    for score in ("dot", "abs"):
-        one, other = (
-            engine.topk("layer-1", queries, k=5, where="label > 2", score=score) for engine in (whole, shards)
-        )
-        assert one.ids.tolist() == other.ids.tolist()
-        assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
-    one, other = (engine.group_sum("layer-1", queries, by="label") for engine in (whole, shards))
-    assert one.groups == other.groups
-    assert one.sums.tobytes() == other.sums.tobytes()
-    shards.close()
 
 
 def test_a_live_memory_ends_at_the_last_step_that_every_shard_has(tmp_path):
@@ -168,29 +136,6 @@ def test_slots_entries_and_rows_are_those_of_one_memory(tmp_path, monkeypatch, l
     assert len(set(memory.table("samples")["datapoint"].to_pylist())) == memory.table("samples").num_rows
 
 
-def test_a_run_may_have_several_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(space, "LONG", 1)  # so that few slots are looked up
-    write_shards(tmp_path / "a", TOKENS, token_shards(3))
-    write_run(tmp_path / "b", tokens(SECOND, 2))
-    parts = [Snapshot.open(tmp_path / name) for name in "ab"]
-    memory, before = Runs.of([tmp_path / "a", tmp_path / "b"]), parts[0].count("token")
-    ids = np.array([before + 3, 2, before - 1, before])
-    for name in some(parts[0].columns("token")):
-        if name not in ("slot", "step"):
-            column = [entry for part in parts for entry in part.column("token", name).tolist()]
-            at = memory.space("token").at(ids, [name])[name].to_pylist()
-            assert at == [column[slot] for slot in ids], name
-            assert memory.column("token", name).tolist() == column, name
-    for layer in TOKENS:
-        if layer.keys:
-            keys = [part.keys(layer.name) for part in parts]
-            stacked = np.concatenate([own.entry_block(0, own.entries) for own in keys])
-            assert memory.keys(layer.name).entry_block(0, len(stacked)).tobytes() == stacked.tobytes()
-            values = [part.values(layer.name) for part in parts]
-            stacked = np.concatenate([own.block(0, own.rows) for own in values])
-            assert memory.values(layer.name).block(0, len(stacked)).tobytes() == stacked.tobytes()
-
-
 def test_a_column_of_two_types_is_refused_unless_they_are_of_ranks_of_one_training(tmp_path):
     write_run(tmp_path / "a", tokens(2, 1))
     write_run(tmp_path / "b", [replace(one, samples={**one.samples, "weight": np.arange(3)}) for one in tokens(2, 2)])
@@ -204,28 +149,6 @@ def test_a_column_of_two_types_is_refused_unless_they_are_of_ranks_of_one_traini
     assert memory.columns("token")["weight"] == "DOUBLE"
     own = [part.column("token", "weight") for part in parts]
     assert memory.column("token", "weight").tolist() == [*own[0].tolist(), *own[1].astype(float).tolist()]
-
-
-def test_a_column_of_ones_own_named_run_stays(tmp_path):
-    for name, seed in (("a", 1), ("b", 2)):
-        said = [replace(one, samples={**one.samples, "run": np.full(3, 7 * seed)}) for one in tokens(2, seed)]
-        write_run(tmp_path / name, [replace(one, unknown={**one.unknown, "run": 7 * seed}) for one in said])
-    memory = Runs.of([tmp_path / "a", tmp_path / "b"])
-    half = memory.runs[0].count("token")
-    assert memory.column("token", "run").tolist() == [7] * half + [14] * (memory.count("token") - half)
-
-
-TYPES = {"extents_token": {"step": "BIGINT", "first_slot": "BIGINT", "slots": "BIGINT"}}
-
-
-def test_a_space_that_no_layer_is_in_has_slots_all_the_same():
-    parts = [
-        HeldTables({"extents_token": pa.table({"step": [0, 1], "first_slot": [0, 4], "slots": [4, 3]})}, TYPES),
-        HeldTables({"extents_token": pa.table({"step": [0], "first_slot": [0], "slots": [2]})}, TYPES),
-    ]
-    tables = RunTables(parts, [0, 2], TYPES, {}, ["a", "b"])
-    step, first = tables.columns("extents_token", ["step", "first_slot"])
-    assert (step.to_pylist(), first.to_pylist()) == ([0, 1, 2], [0, 4, 7])
 
 
 ROWS = 3
@@ -311,18 +234,6 @@ def test_each_slot_reads_what_was_said_of_it(opened, of_rows, of_slots, rows_fir
         assert memory.slots(few, "token")["spoken"].tolist() == [expected[slot] for slot in few]
 
 
-def test_few_slots_are_looked_up_without_the_whole_column(tmp_path, monkeypatch):
-    monkeypatch.setattr("dualform.store.reading.space.LONG", 0)
-    said = OF_ROWS["integers"], OF_SLOTS["integers"]
-    batches = steps_of(*said)
-    memory = shards(tmp_path / "m", batches)
-    first, second = (wanted(batch, own) for batch, own in zip(batches, said, strict=True))
-    with memory:
-        found = memory._view.snapshot.space("token").extents
-        assert found.said("spoken", found.of(np.array([len(first) + 3, 2]))).to_pylist() == [second[3], first[2]]
-        assert "spoken" not in found._lists._read
-
-
 def test_sql_reads_the_slots_of_all_shards(tmp_path):
     """Each shard has rows 0 to 2 of the same step, and slots of which no row is known."""
     memory = shards(tmp_path / "m", steps_of(OF_ROWS["integers"], OF_SLOTS["integers"]))
@@ -388,13 +299,6 @@ def test_what_has_no_number_in_common_is_text(first, tmp_path):
         assert check_memory(tmp_path / "m") == []
         found = engine.topk("every", query, k=99, where="spoken = 'ü'").slots[0]
         assert sorted(found.tolist()) == regular[[i for i, text in enumerate(read) if text == "ü"]].tolist()
-
-
-def test_booleans_and_integers_are_text(tmp_path):
-    with said_of_shards(tmp_path / "m", INTEGERS, BOOLEANS) as engine:
-        assert engine.info().columns["token"]["said"] == "VARCHAR"
-        groups = engine.group_sum("every", np.ones((1, 4), np.float32), by="spoken").groups
-        assert {("1",), ("-2",), ("true",), ("false",)} <= set(groups)
 
 
 def test_integers_that_no_float_holds_are_refused_and_the_others_stay(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import product
 from pathlib import Path
 
@@ -10,23 +9,13 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform.query.search import codes
 from dualform.store.batch import Ending
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.snapshot import Snapshot
-from tests.damage import flip
+from tests.cases import pairwise
 from tests.store.sources.twins import PAIRS, WEIGHTS, batch, writer
 
 STEPS = 6
-
-
-def journaled(folder: Path) -> Path:
-    """All rows in a journal."""
-    made = writer(folder)
-    for step in range(STEPS):
-        made.append(batch(step))
-    made.abandon()
-    return folder
 
 
 def committed(folder: Path) -> Path:
@@ -103,7 +92,8 @@ def flat(parts) -> tuple[list[int], bytes]:
 
 
 def test_the_best_slots(engine):
-    for pair, score, where, by in product(PAIRS, ["dot", "abs"], [None, "label = 3 OR step = 2"], [None, "label"]):
+    ways = pairwise(["dot", "abs"], [None, "label = 3 OR step = 2"], [None, "label"])
+    for pair, (score, where, by) in product(PAIRS, ways):
         found, wanted = (
             engine.topk(layer.name, queries(pair), k=3, where=where, by=by, score=score)
             for layer in (pair.layer, pair.twin)
@@ -142,39 +132,6 @@ def test_keys_and_values_of_single_slots(engine):
         assert found.tobytes() == wanted.tobytes(), pair.layer.name
 
 
-def test_reconstructions(committed_once):
-    found = dualform.open(committed_once).verify()
-    for pair in PAIRS:
-        assert found[pair.layer.name] == found[pair.twin.name]
-        assert found[pair.layer.name].reconstruction_error is not None
-
-
-def test_a_flipped_byte_is_found_in_every_file(committed_once, tmp_path):
-    folder = Path(shutil.copytree(committed_once, tmp_path / "memory"))
-    files = sorted([*folder.rglob("keys-*"), *folder.rglob("mixed/values-000000*")])
-    assert {file.suffix for file in files} == {".npy", ".faiss"}
-    assert len(files) == len(set(files))
-    contents = {file: file.read_bytes() for file in files}
-    for file, content in contents.items():
-        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert set(check_memory(folder)) == {f"{file} was altered: its checksum does not match." for file in files}
-    for file, content in contents.items():
-        file.write_bytes(content)
-    for file, content in list(contents.items())[::9]:
-        file.write_bytes(content[:-1])
-        (problem,) = check_memory(folder)  # which opens no memory that lacks a byte, and says of which file
-        assert problem == f"{file} has {len(content) - 1} bytes instead of {len(content)}."
-        file.write_bytes(content)
-
-
-def test_a_damaged_byte_of_a_journal_is_found_whatever_its_rows_are(tmp_path):
-    folder = journaled(tmp_path / "memory")
-    file = folder / "shard-00000" / "journal-000000"
-    flip(file, file.stat().st_size // 2)
-    (problem,) = check_memory(folder)
-    assert str(file) in problem
-
-
 def test_files_are_as_small_as_their_source_makes_them(committed_once):
     memory = Snapshot.open(committed_once)
     own = {pair.layer.name: memory.sources[pair.layer.name, "keys"] for pair in PAIRS}
@@ -194,16 +151,3 @@ def test_files_are_as_small_as_their_source_makes_them(committed_once):
     assert stored["conv"] * 6 == entries["conv"]
     assert stored["conv-repeats"] * 8 == entries["conv-repeats"]
     assert stored["half-repeats"] == entries["half-repeats"] - 2 * (STEPS - 1)
-
-
-def test_codes_that_would_be_made_anew_for_every_question_are_not_made(committed_once, monkeypatch):
-    engine, made = dualform.open(committed_once, backend="int8"), []
-    monkeypatch.setattr(engine._backend.screen.codes, "most_bytes", 1)
-    coded = codes.quantise_source
-    monkeypatch.setattr(codes, "quantise_source", lambda source: made.append(source.made) or coded(source))
-    conv = next(pair for pair in PAIRS if pair.layer.name == "conv")
-    found, wanted = (engine.topk(layer.name, queries(conv), k=3) for layer in (conv.layer, conv.twin))
-    assert flat(found.slots) == flat(wanted.slots)
-    assert flat(found.scores) == flat(wanted.scores)
-    assert made
-    assert not any(made), "only those of keys that are stored as float32"

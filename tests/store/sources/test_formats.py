@@ -13,21 +13,15 @@ from hypothesis.extra import numpy as hnp
 
 import dualform
 from dualform.errors import BadInput, NotAMemory
-from dualform.query.score import canonical
-from dualform.query.score.canonical import canonical_scores, score_pairs
-from dualform.query.search import codes
-from dualform.query.search.codes import quantise, quantise_source
-from dualform.query.sums import key_sums
-from dualform.query.sums.key_sums import KeySummer
 from dualform.store.batch import Batch
 from dualform.store.layer import Layer
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.snapshot import Snapshot
 from dualform.store.reading.stored_layers import some_columns
-from dualform.store.rows import Keys, OrderedRows, Rows
+from dualform.store.rows import OrderedRows, Rows
 from dualform.store.sources import FORMATS
 from dualform.store.sources.key_format import HeldRows
-from dualform.store.sources.row_numbers import OneHotRows, RowNumbers
+from dualform.store.sources.row_numbers import RowNumbers
 from dualform.store.sources.rows import Bfloat16, Float16
 from tests.store.small_memory import log
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
@@ -86,14 +80,23 @@ def test_a_layer_without_a_form_is_refused_before_anything_is_written(tmp_path):
         writer(tmp_path / "other", [layer("x", "patch", 12, "sketches")])
 
 
+def of_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def of_float16(bits: np.ndarray) -> np.ndarray:
+    infinite = bits & 0x7C00 == 0x7C00  # such a step is not recorded
+    return torch.from_numpy(np.where(infinite, 1, bits).astype(np.uint16).view(np.float16)).float().numpy()
+
+
 @PLAIN
+@pytest.mark.parametrize(("kind", "of"), [(Bfloat16, of_bfloat16), (Float16, of_float16)])
 @given(bits=hnp.arrays(np.uint16, (3, 4), elements=st.integers(0, 2**16 - 1)))
-def test_every_bfloat16_reads_back_bit_for_bit(bits):
-    made = Bfloat16(4, {})
-    keys = (bits.astype(np.uint32) << 16).view(np.float32)
+def test_every_number_of_half_precision_reads_back_bit_for_bit(kind, of, bits):
+    made, keys = kind(4, {}), of(bits)
     stored = made.encoded(made.accepted(keys), made.forms[0])
     assert stored is not None
-    assert stored.tobytes() == bits.tobytes()
+    assert stored.nbytes == keys.nbytes // 2
     source = made.source(HeldRows("half", 0, np.ascontiguousarray(stored)))
     assert source.read(0, 3).tobytes() == keys.tobytes()
     matrix, places = source.holding(np.array([2, 0, 2]))
@@ -101,35 +104,12 @@ def test_every_bfloat16_reads_back_bit_for_bit(bits):
 
 
 @PLAIN
-@given(keys=hnp.arrays(np.float32, (2, 3), elements=st.floats(-4, 4, width=32)))
-def test_a_float32_that_is_no_bfloat16_is_never_stored_as_one(keys):
-    made = Bfloat16(3, {})
+@pytest.mark.parametrize(("kind", "dtype"), [(Bfloat16, torch.bfloat16), (Float16, torch.float16)], ids=str)
+@given(keys=hnp.arrays(np.float32, (2, 3), elements=st.floats(-4, 4, width=32) | st.floats(width=32, allow_nan=False)))
+def test_a_float32_that_is_none_of_half_precision_is_never_stored_as_one(kind, dtype, keys):
+    made = kind(3, {})
     stored = made.encoded(made.accepted(keys), made.forms[0])
-    exact = not (keys.view(np.uint32) & 0xFFFF).any()
-    assert (stored is not None) == exact
-    assert made.encoded(keys, made.forms[1]).tobytes() == keys.tobytes()
-
-
-@PLAIN
-@given(bits=hnp.arrays(np.uint16, (3, 4), elements=st.integers(0, 2**16 - 1)))
-def test_every_float16_reads_back_bit_for_bit(bits):
-    made = Float16(4, {})
-    infinite = bits & 0x7C00 == 0x7C00  # such a step is not recorded
-    keys = torch.from_numpy(np.where(infinite, 1, bits).astype(np.uint16).view(np.float16)).float().numpy()
-    stored = made.encoded(made.accepted(keys), made.forms[0])
-    assert stored is not None
-    source = made.source(HeldRows("half16", 0, np.ascontiguousarray(stored)))
-    assert source.read(0, 3).tobytes() == keys.tobytes()
-    matrix, places = source.holding(np.array([2, 0, 2]))
-    assert matrix[places].tobytes() == keys[[2, 0, 2]].tobytes()
-
-
-@PLAIN
-@given(keys=hnp.arrays(np.float32, (2, 3), elements=st.floats(width=32, allow_nan=False)))
-def test_a_float32_that_is_no_float16_is_never_stored_as_one(keys):
-    made = Float16(3, {})
-    stored = made.encoded(made.accepted(keys), made.forms[0])
-    back = torch.from_numpy(keys).half().float().numpy()
+    back = torch.from_numpy(keys).to(dtype).float().numpy()
     assert (stored is not None) == (back.tobytes() == keys.tobytes())
     assert made.encoded(keys, made.forms[1]).tobytes() == keys.tobytes()
 
@@ -181,25 +161,6 @@ def test_runs_may_store_the_same_keys_in_other_ways(tmp_path):
 WIDTH = 37
 
 
-@pytest.fixture
-def numbers():
-    return np.random.default_rng(0).integers(0, WIDTH, 100)
-
-
-@pytest.fixture
-def numbered(numbers):
-    made = RowNumbers(WIDTH, {})
-    return made.source(HeldRows("numbers", 0, made.accepted(numbers)))
-
-
-def test_any_rows(numbered, numbers):
-    whole = np.eye(WIDTH, dtype=np.float32)[numbers]
-    assert numbered.read(0, 100).tobytes() == whole.tobytes()
-    assert numbered.read(13, 14).tobytes() == whole[13:14].tobytes()
-    rows = np.array([99, 3, 3, 0])
-    assert Keys([numbered], WIDTH, 100, None).take(rows).tobytes() == whole[rows].tobytes()
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -218,48 +179,6 @@ def test_no_more_rows_than_32_bits_number():
     RowNumbers(2**32, {})
     with pytest.raises(ValueError, match="more than 32 bits can number"):
         RowNumbers(2**32 + 1, {})
-
-
-@pytest.fixture
-def most(monkeypatch):
-    """The number of rows of each matrix that is made."""
-    made = []
-    one_hot = OneHotRows._one_hot
-    monkeypatch.setattr(OneHotRows, "_one_hot", lambda self, rows: made.append(len(rows)) or one_hot(self, rows))
-    return made
-
-
-def test_codes_are_made_block_by_block(numbered, most, monkeypatch):
-    monkeypatch.setattr(codes, "_MADE_BYTES", 2 * 16 * 4 * WIDTH)
-    found = quantise_source(numbered)
-    assert most == [32, 32, 32, 4]
-    wanted = quantise(numbered.read(0, 100))
-    assert found.codes.tobytes() == wanted.codes.tobytes()
-    assert found.numbers.tobytes() == wanted.numbers.tobytes()
-
-
-def test_sums_of_wide_keys_are_made_column_range_by_column_range(numbered, monkeypatch):
-    numbers = np.arange(100) % 7
-    found = []
-    for columns in (8192, 10):
-        monkeypatch.setattr(key_sums, "_COLUMNS", columns)
-        summer = KeySummer(7, WIDTH)
-        summer.add(Keys([numbered], WIDTH, 100, None), np.arange(100), numbers, lambda: None)
-        found.append(summer.sums().sums)
-    wanted = np.zeros((7, WIDTH))
-    np.add.at(wanted, numbers, numbered.read(0, 100))
-    assert found[0].tobytes() == found[1].tobytes() == wanted.tobytes()
-
-
-def test_rescoring_makes_no_more_rows_at_once_than_it_may_hold(numbered, numbers, most, monkeypatch):
-    rng = np.random.default_rng(1)
-    queries = rng.normal(size=(4, WIDTH)).astype(np.float32)
-    rows, query = rng.integers(0, [[100], [4]], (2, 500))
-    monkeypatch.setattr(canonical, "HELD_BYTES", 30 * 4 * WIDTH)
-    found = score_pairs(Keys([numbered], WIDTH, 100, None), rows, query, queries)
-    whole = np.eye(WIDTH, dtype=np.float32)[numbers]
-    assert found.tobytes() == canonical_scores(whole[rows], queries[query]).tobytes()
-    assert max(most) <= 30
 
 
 NARROW = 5

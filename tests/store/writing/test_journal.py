@@ -80,23 +80,6 @@ def test_frames_hold_what_the_commit_would_add(path, commits):
     assert slots == [slot for slot in whole.entries["some"] if slot >= 16 * commits]
 
 
-def test_a_commit_removes_the_journal_and_the_next_frame_begins_another(path):
-    rng = np.random.default_rng(0)
-    writer = open_writer(path, layers=TOKENS, journal_seconds=0.0)
-    shard, seen = path / "shard-00000", []
-    for step in range(4):
-        writer.append(token_batch(rng, step, 2))
-        seen.append(sorted(file.name for file in shard.glob("journal-*")))
-        if step == 1:
-            assert Manifest.read(path).shards[0].journal
-            writer.commit()
-            assert not list(shard.glob("journal-*"))
-            assert not Manifest.read(path).shards[0].journal
-    assert seen == [["journal-000000"]] * 2 + [["journal-000001"]] * 2
-    writer.abandon()
-    assert frames_of(path).count == 2
-
-
 def test_a_frame_waits_for_its_time_and_none_is_written_while_nothing_came(path, tmp_path):
     writer = open_writer(tmp_path / "at once", layers=TOKENS, journal_seconds=0.0)
     writer.append(token_batch(np.random.default_rng(0), 0, 2))

@@ -174,7 +174,7 @@ def begun(path: Path, moment: str = MOMENTS[-1]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", MOMENTS[::3])
 def test_a_memory_that_was_not_created_is_none_and_the_next_recorder_clears_it(tmp_path, moment):
     folder = begun(tmp_path / "on" / "the" / "way" / "m", moment)
     with pytest.raises(NotAMemory, match=r"^.*m does not contain a dualform memory yet: ") as told:
@@ -182,13 +182,6 @@ def test_a_memory_that_was_not_created_is_none_and_the_next_recorder_clears_it(t
     assert "Record into it; a new recorder removes the remains of an earlier one." in told.value.hint
     found = write(folder, [3, 2])
     assert Snapshot.open(folder).column("sample", "sample").tolist() == found.columns["sample"]
-
-
-def test_a_training_begins_anew_in_it(tmp_path):
-    Training().run(begun(tmp_path / "m"), 3, resume=True)
-    with dualform.open(tmp_path / "m") as memory:
-        assert (memory.info().steps, memory.info().cut_off) == (3, "")
-        assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 def test_anything_else_in_it_is_left_alone(tmp_path):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,12 +19,12 @@ import xxhash
 from hypothesis import Phase, example, given, settings, strategies as st
 
 from dualform.errors import AlreadyExists, BadInput, NotAMemory
-from dualform.store.batch import Batch, Ending, Extent, LayerRows, ParameterGroup, StepLog
+from dualform.store.batch import Batch, Extent, LayerRows, ParameterGroup, StepLog
 from dualform.store.files import durable_files
 from dualform.store.files.durable_files import BLOCK_BYTES
-from dualform.store.layer import Layer, Parameter, affine
+from dualform.store.layer import Layer, affine
 from dualform.store.maintenance.check import check_memory
-from dualform.store.manifest import SHARD_FILE, Manifest
+from dualform.store.manifest import Manifest
 from dualform.store.reading.snapshot import Snapshot
 from dualform.store.tables import quoted, running_digest
 from dualform.store.writing import rows_writer, writer as store
@@ -83,7 +80,7 @@ def check(path: Path, whole: Expected, layers: tuple[Layer, ...], view: str) -> 
                 assert rows_of(path, layer.name, "values").tobytes() == whole.values[layer.name].tobytes()
 
 
-@settings(max_examples=7, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=4, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(sizes=SIZES, seed=st.integers(0, 99), commit_every=st.integers(1, 4), seconds=st.sampled_from([0.0, 60.0]))
 @example(sizes=[0], seed=0, commit_every=1, seconds=60.0)
 def test_duckdb_and_faiss_alone_read_every_slot(sizes, seed, commit_every, seconds):
@@ -99,36 +96,6 @@ def test_duckdb_and_faiss_alone_read_every_slot(sizes, seed, commit_every, secon
         writer.close()
         check(path, expected(batches, TOKENS), TOKENS, "slots")
         assert not list((path / "shard-00000").glob("journal-*"))
-
-
-def test_layers_and_spaces_may_join_later(tmp_path):
-    rng = np.random.default_rng(0)
-    first, joining, last = token_batch(rng, 0, 2), token_batch(rng, 1, 2, joined=True), token_batch(rng, 3, 2)
-    before = Batch(0, first.samples, [], {}, first.unknown)
-    writer = open_writer(tmp_path / "memory", layers=LAYERS, journal_seconds=0.0)
-    for one in (before, joining, last):
-        writer.append(one)
-    writer.close()
-    check(tmp_path / "memory", expected([before, joining, last], TOKENS), TOKENS, "token")
-    manifest = Manifest.read(tmp_path / "memory")
-    assert manifest.layers == [*LAYERS, *TOKENS]
-    assert manifest.spaces == ["sample", "token"]
-    assert manifest.columns["token"] == {"token": "BIGINT", "dataset": "VARCHAR"}
-
-
-def test_samples_are_stored_once_and_datapoints_are_dense(tmp_path):
-    rng = np.random.default_rng(0)
-    batches = [token_batch(rng, step, 3) for step in range(4)]
-    writer = open_writer(tmp_path / "memory", layers=TOKENS)
-    for one in batches:
-        writer.append(one)
-    writer.close()
-    with tables_of(tmp_path / "memory") as connection:
-        found = connection.execute('SELECT datapoint, step, "row", sample FROM samples').fetchall()
-        firsts = connection.execute('SELECT step, "call", first_datapoint, "rows" FROM extents_token').fetchall()
-    said = [(b.step, row, s) for b in batches for row, s in [*enumerate(b.samples["sample"].tolist()), (None, -5)]]
-    assert found == [(number, *each) for number, each in enumerate(said)]
-    assert firsts == [(step, call, 4 * step, 3) for step in range(4) for call in range(2)]
 
 
 def test_every_row_and_column_has_its_running_digest(tmp_path):
@@ -171,19 +138,6 @@ def test_settings_are_those_that_the_optimizer_has(tmp_path):
     assert each == [(0, 0, 0.5, None, None), (1, 0, 0.25, 0.9, True)]
 
 
-def test_settings_that_are_known_before_have_columns_from_the_start(tmp_path):
-    writer = open_writer(tmp_path / "memory", settings={"lr": "DOUBLE", "nesterov": "BOOLEAN"})
-    with tables_of(tmp_path / "memory") as connection:
-        assert connection.sql("FROM steps").columns == ["step", "updated", "first_step", "lr", "clip", "nesterov"]
-        assert connection.sql("FROM parameter_groups").columns == ["step", "group", "lr", "nesterov"]
-    (one,) = batches_of([2])
-    writer.append(one)
-    writer.close()
-    with tables_of(tmp_path / "memory") as connection:
-        assert connection.sql("SELECT lr, nesterov, momentum FROM steps").fetchall() == [(0.1, False, 0.9)]
-        assert connection.sql("FROM watch").fetchall() == [(0, "layer-1.weight", 1e-9, 2e-9, 0.5, 1e-8, 3e-9)]
-
-
 def refused(path: Path, batches: list[Batch], layers: tuple[Layer, ...] = LAYERS) -> BadInput:
     writer = open_writer(path, layers=layers)
     for one in batches[:-1]:
@@ -205,20 +159,20 @@ def test_a_sample_column_keeps_its_name_and_type(tmp_path):
     assert (error.message, error.field) == ("column 'more' was absent at the first step and is BIGINT now.", "more")
 
 
+@pytest.mark.parametrize("name", ["position", "SEEN"])
+def test_a_user_column_cannot_take_a_name_that_sql_could_not_tell_apart(tmp_path, name):
+    (first,) = batches_of([2])
+    error = refused(tmp_path / "m", [Batch(0, first.samples | {name: np.arange(2)}, first.extents, first.layers)])
+    there = {"Label": "label", "SEEN": "seen"}.get(name, name)
+    assert error.message.startswith(f"Column {name!r} cannot be recorded: every memory has a column {there!r}")
+
+
 def test_a_token_column_keeps_its_type_and_may_come_late(tmp_path):
     rng = np.random.default_rng(0)
     first, second = token_batch(rng, 1, 2), token_batch(rng, 2, 2)
     changed = [Extent("token", 0, 2, 4, columns={"token": np.zeros(8)}), second.extents[1]]
     error = refused(tmp_path / "type", [first, Batch(2, second.samples, changed, second.layers)], TOKENS)
     assert error.message == "column 'token' was BIGINT when it was first said and is DOUBLE now."
-
-
-@pytest.mark.parametrize("name", ["step", "Label", "position", "SEEN"])
-def test_a_user_column_cannot_take_a_name_that_sql_could_not_tell_apart(tmp_path, name):
-    (first,) = batches_of([2])
-    error = refused(tmp_path / "m", [Batch(0, first.samples | {name: np.arange(2)}, first.extents, first.layers)])
-    there = {"Label": "label", "SEEN": "seen"}.get(name, name)
-    assert error.message.startswith(f"Column {name!r} cannot be recorded: every memory has a column {there!r}")
 
 
 def test_rows_that_do_not_fit_their_extent_are_refused(tmp_path):
@@ -229,50 +183,6 @@ def test_rows_that_do_not_fit_their_extent_are_refused(tmp_path):
     second = {"layer-1": [LayerRows(1, np.zeros((3, 5), np.float32), np.zeros((3, 3), np.float32))]}
     error = refused(tmp_path / "second", [Batch(0, one.samples, one.extents, second)])
     assert error.message == "layer 'layer-1' has rows of call 1, and space 'sample' no such call."
-
-
-def test_a_layer_in_the_manifest_is_the_layer_again():
-    blocks = (Parameter("in_proj", 0, 6, (6, 12)), Parameter("conv", 0, 6, None, True), Parameter("bias", 6, 7))
-    layer = Layer("q", "token", 6, 5, blocks, "none", True, False, "bfloat16", "no values")
-    assert Layer.from_json(json.loads(json.dumps(layer.to_json()))) == layer
-    assert ([p.name for p in layer.weights], [p.name for p in layer.biases]) == (["in_proj", "conv"], ["bias"])
-
-
-def test_a_layer_of_a_later_version_is_refused_as_such(tmp_path):
-    open_writer(tmp_path / "memory").close()
-    manifest = Manifest.read(tmp_path / "memory")
-    fields = [{**layer.to_json(), **({"stride": 2} if layer.name == "layer-1" else {})} for layer in manifest.layers]
-    manifest.layers = [SimpleNamespace(to_json=partial(dict, **one)) for one in fields]
-    manifest.write(tmp_path / "memory")
-    with pytest.raises(NotAMemory) as raised:
-        Manifest.read(tmp_path / "memory")
-    said = "layer 'layer-1' has stride, which this version of dualform does not read."
-    assert raised.value.message == f"{tmp_path / 'memory' / 'memory.json'}: {said}"
-
-
-def test_shards_are_written_side_by_side(tmp_path):
-    path = tmp_path / "memory"
-    writers = [open_writer(path, layers=TOKENS, shard_number=number, shards=2) for number in range(2)]
-    batches = [[token_batch(np.random.default_rng(number), step, 3) for step in range(4)] for number in range(2)]
-    for step in range(4):
-        for number, writer in enumerate(writers):
-            writer.append(batches[number][step])
-            if step == number:
-                writer.commit()
-    writers[1].close()
-    writers[0].close(Ending(final={"every.weight": np.ones((2, 4), np.float32)}))
-    first, second = Manifest.read(path), Manifest.read(path / "shard-00001", SHARD_FILE)
-    assert [part.folder for part in first.shards] == ["shard-00000", "shard-00001"]
-    assert not first.shards[1].tables
-    assert [part.folder for part in second.shards] == ["shard-00001"]
-    assert (first.recording, second.recording) == (False, False)
-    assert first.tables() == second.tables()
-    assert set(first.files) == {"weights/initial.safetensors", "weights/final.safetensors"}
-    assert not second.files
-    for number, manifest in enumerate((first, second)):
-        with duckdb.connect(path / manifest.shards[0].folder / "slots.duckdb", read_only=True) as tables:
-            found = tables.sql("SELECT * FROM slots ORDER BY slot").to_arrow_table().to_pydict()
-        assert found == expected(batches[number], TOKENS).tokens
 
 
 def test_a_shard_without_its_memory_is_refused(tmp_path):
@@ -434,17 +344,6 @@ def test_rows_are_those_of_a_dictionary(batches, recent, firsts):
         own = DistinctKeys()
         found = [own.rows_of(keys) for keys in arrays]
     assert [(rows.tolist(), new) for rows, new in found] == rows_by_dictionary(arrays)
-
-
-def test_zero_and_minus_zero_are_two_keys():
-    rows, new = DistinctKeys().rows_of(np.array([[0.0], [-0.0], [0.0]], dtype=np.float32))
-    assert (rows.tolist(), new) == ([0, 1, 0], [0, 1])
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-def test_keys_may_have_no_numbers(shape):
-    rows, new = DistinctKeys().rows_of(np.zeros(shape, dtype=np.float32))
-    assert (rows.tolist(), new) == ([0] * shape[0], [0] if shape[0] else [])
 
 
 def test_keys_are_forgotten_beyond_a_number_of_them(monkeypatch):
