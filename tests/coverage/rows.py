@@ -130,14 +130,27 @@ ROWS: list[Row] = [
 
 ALIKE = {
     "MobileNetV2": "ResNet", "ConvNeXt": "ResNet", "BERT, classifying": "ViT", "BERT, masked words": "ViT",
-    "Llama, tied": "Llama", "nn.Transformer": "T5", "Conv3d": "CNN",
+    "Llama, tied": "Llama", "Llama with LoRA": "Llama", "T5": "nn.Transformer", "Conv3d": "CNN",
+    "Conv1d over time": "CNN", "GRU": "LSTM",
 }  # fmt: skip
 """Networks that `make soak` trains -> those of their kind that `make test` trains in their place."""
 
+ELSEWHERE = {
+    "tests/networks/test_networks.py": {"EmbeddingBag", "U-Net", "SGD", "SGD, Nesterov", "Adam"},
+    "tests/query/weights/test_optimizers.py": {
+        "AMSGrad", "AdamW, fused", "NAdam", "RMSprop", "Adagrad", "Rprop", "Adafactor",
+    },
+    "tests/record/test_compiled.py": {"torch.compile", "checkpointing"},
+    "tests/record/test_rank_processes.py": {"DDP", "FSDP2"},
+    "tests/integrations/test_lightning.py": {"Lightning"},
+    "tests/integrations/test_transformers.py": {"Transformers"},
+}  # fmt: skip
+"""Values that `make soak` trains, by the tests that `make test` has of them: unharmed, and rebuilt."""
+
 
 def always(row: Row) -> bool:
-    """Whether `make test` may train a row: not of such a network, nor by DDP what a perceptron shows."""
-    return row.network.name not in ALIKE and not (row.trainer == "DDP" and row.network is not plain.MLP)
+    """Whether `make test` may train a row."""
+    return row.values.isdisjoint(ALIKE.keys() | frozenset().union(*ELSEWHERE.values()))
 
 
 def covering(rows: Iterable[Row]) -> list[Row]:
