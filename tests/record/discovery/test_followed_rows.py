@@ -648,14 +648,6 @@ def test_a_tensor_that_is_written_token_by_token(tmp_path):
     np.testing.assert_array_equal(table["word"], table["key"])
 
 
-def test_parameters_may_be_swapped(tmp_path):
-    model = Rarely()
-    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.01), tmp_path / "m", quiet=True)
-    with recorder, recorder.step():
-        model(torch.randn(B, D)).square().mean().backward()
-        torch.utils.swap_tensors(model.first.weight, nn.Parameter(model.first.weight.detach().clone()))
-
-
 class Rarely(nn.Module):
     """Moves rows in one late step alone."""
 

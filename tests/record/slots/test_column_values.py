@@ -474,19 +474,3 @@ def test_what_the_wire_does_not_carry_is_refused_by_name_until_its_table_has_a_l
 @pytest.mark.parametrize(("column", "digest"), DIGESTS)
 def test_digests_are_what_they_were(column, digest):
     assert running_digest("", column) == digest
-
-
-def test_single_tokens_have_columns_of_the_new_type(tmp_path, timestamps):
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m", keys=False),
-        optimizer,
-        2,
-        lambda _: cross_entropy(model(torch.randn(2, 4, 3)).reshape(8, 2), torch.arange(8) % 2),
-        seen=DAYS.reshape(2, 4),
-    )
-    assert check.check_memory(tmp_path / "m") == []
-    with dualform.open(tmp_path / "m") as memory:
-        seen = [row["seen"] for row in memory.slots(range(16)).records()]
-    assert seen == DAYS.astype("datetime64[us]").tolist() * 2

@@ -308,15 +308,6 @@ def test_the_decoder_of_a_translator_whose_keys_come_from_the_encoder():
     }
 
 
-def test_layers_of_other_spaces_stay_there():
-    shapes = {"embed": 5, "decoder.0.q": 4, "decoder.0.o": 4}
-    assert suggested_spaces(shapes, "token") == {"decoder.*": "token_2"}
-    assert suggested_spaces(shapes, "token", ["decoder.0.place"]) == {
-        "decoder.*.q": "token_2",
-        "decoder.*.o": "token_2",
-    }
-
-
 @given(st.dictionaries(PARTS, st.integers(0, 2), min_size=1))
 def test_a_pattern_fits_layers_of_its_shape_alone(shapes):
     found = suggested_spaces(shapes, "token")

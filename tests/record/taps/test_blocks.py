@@ -60,15 +60,6 @@ def test_a_transposed_weight_with_a_forward_of_its_own_is_not_recorded(tmp_path)
     assert recorder.skipped == {"1": "Doubled has a forward of its own"}
 
 
-def test_columns_of_a_transposed_weight(tmp_path):
-    model = Packed()
-    train(model, tmp_path / "m", model.taps, momentum_before=2)
-    with dualform.open(tmp_path / "m") as memory:
-        assert_exact(memory, ["q", "k", "v", "head"])
-        assert_live(memory, model)
-        assert memory.weights().not_recorded == ()
-
-
 # Tied weights, one of them transposed.
 
 
@@ -157,17 +148,6 @@ def test_queries_keys_and_values_of_one_parameter(tmp_path):
             rows = slice(D * i, D * i + D)
             live = linear(x, model.attend.in_proj_weight[rows], model.attend.in_proj_bias[rows])
             np.testing.assert_allclose(np.asarray(memory.output(part, x.numpy())), live.detach().numpy(), atol=1e-5)
-
-
-def test_what_a_mask_leaves_of_a_block_is_what_its_slots_brought(tmp_path):
-    model = Attending()
-    train(model, tmp_path / "m", model.attend.taps)
-    name = "attend.in_proj_weight"
-    with dualform.open(tmp_path / "m") as memory:
-        unrecorded_change, left = parted(memory, name)
-        by_hand = np.concatenate([brought(memory, part, "a") for part in "qkv"])
-        np.testing.assert_allclose(left - unrecorded_change, by_hand, atol=1e-6)
-        assert np.abs(by_hand).max() > 1e-2
 
 
 def test_numbers_written_by_hand_are_seen_in_their_block_alone(tmp_path):

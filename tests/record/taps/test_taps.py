@@ -34,15 +34,6 @@ def product(weight):
     return Product("weight", d_in, d_out, {Parameter("weight", 0, d_in): weight})
 
 
-def test_a_layer_says_what_its_product_was_computed_in(tmp_path):
-    for dtype, said in ((torch.bfloat16, "bfloat16"), (torch.float64, "float32"), (torch.float32, "float32")):
-        model = nn.Linear(3, 2, dtype=dtype)
-        opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-        with opened.recorder, opened.recorder.step():
-            model(torch.randn(4, 3, dtype=dtype)).square().sum().backward()
-        assert [layer.dtype for layer in opened.sink.layers] == [said]
-
-
 class Products(nn.Module):
     """A product by a module, by the model itself, and by hand."""
 

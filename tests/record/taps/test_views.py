@@ -1,7 +1,5 @@
 """Views: parts of one stored layer that are asked like layers; against layers of their own, trained beside."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -208,19 +206,6 @@ def test_the_whole_name_has_no_scores(memories):
     ):
         with pytest.raises(BadInput, match=message):
             ask()
-
-
-def test_one_layer_is_stored(memories):
-    whole, _, _ = memories
-    manifest = json.loads((whole.path / "memory.json").read_text())
-    first, _, head = manifest["layers"]
-    assert first["groups"] == G
-    assert not {"groups", "views"} & set(head)
-    assert sorted(path.name for path in (whole.path / "shard-00000" / "layers").iterdir()) == [
-        "first",
-        "head",
-        "second",
-    ]
 
 
 @pytest.mark.parametrize(
