@@ -140,6 +140,7 @@ ELSEWHERE = {
     "tests/query/weights/test_optimizers.py": {
         "AMSGrad", "AdamW, fused", "NAdam", "RMSprop", "Adagrad", "Rprop", "Adafactor",
     },
+    "tests/record/discovery/test_experts.py": {"Mixtral"},
     "tests/record/test_compiled.py": {"torch.compile", "checkpointing"},
     "tests/record/test_rank_processes.py": {"DDP", "FSDP2"},
     "tests/integrations/test_lightning.py": {"Lightning"},
@@ -149,7 +150,9 @@ ELSEWHERE = {
 
 
 def always(row: Row) -> bool:
-    """Whether `make test` may train a row."""
+    """Whether `make test` may train a row: what a perceptron shows as well, it trains of that alone."""
+    if row.network is not plain.MLP and (row.precision == "bfloat16" or row.optimizer.startswith("Muon")):
+        return False
     return row.values.isdisjoint(ALIKE.keys() | frozenset().union(*ELSEWHERE.values()))
 
 

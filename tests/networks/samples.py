@@ -57,16 +57,9 @@ Network(
     labelled,
     classify,
 )
-Network("layer-norm", lambda: mlp(nn.LayerNorm(16), nn.GELU()), labelled, classify)
 Network("batch-norm", lambda: mlp(nn.BatchNorm1d(16), nn.ReLU()), labelled, classify)
 Network("dropout", lambda: mlp(nn.ReLU(), nn.Dropout(0.3)), labelled, classify)
 Network("in-place-relu", lambda: mlp(nn.ReLU(inplace=True)), labelled, classify)
-Network(
-    "one-output",
-    lambda: nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, 1)),
-    labelled,
-    lambda m, x: mse_loss(m(x[0])[:, 0], x[1].float()),
-)
 Network("float64", lambda: mlp().double(), labelled, lambda m, x: classify(m, (x[0].double(), x[1])))
 
 
@@ -165,23 +158,6 @@ class Tied(nn.Module):
 Network("tied-weights", Tied, labelled, lambda m, x: mse_loss(m(x[0]), x[0]))
 
 
-class Tasks(nn.Module):
-    """Two heads in turns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(D, 16)
-        self.heads = nn.ModuleList(nn.Linear(16, CLASSES) for _ in range(2))
-        self.turn = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.turn += 1
-        return self.heads[self.turn % 2](torch.relu(self.trunk(x)))
-
-
-Network("heads-in-turns", Tasks, labelled, classify)
-
-
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -239,14 +215,3 @@ class Checkpointed(Residual):
 
 
 Network("checkpointed", Checkpointed, labelled, classify)
-Network(
-    "lazy",
-    lambda: _materialised(nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(CLASSES))),
-    labelled,
-    classify,
-)
-
-
-def _materialised(model: nn.Module) -> nn.Module:
-    model(torch.zeros(1, D))
-    return model

@@ -120,15 +120,6 @@ def test_a_square_batch_passes_where_it_is_said_or_nothing_depends_on_it(tmp_pat
     np.testing.assert_array_equal(opened.sink.keys(""), x.reshape(16, 3).numpy())
 
 
-def test_once_a_batch_was_oblong_a_square_one_is_known(tmp_path):
-    model = Plain(3, 2)
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        one_step(opened, model, torch.randn(2, 4, 3), label=np.arange(2))
-        one_step(opened, model, torch.randn(4, 4, 3), label=np.arange(4))
-    assert opened.sink.column("label", "token")[8:] == [row for row in range(4) for _ in range(4)]
-
-
 def test_a_time_first_batch_is_said_not_fitted(tmp_path):
     model, x = Plain(3, 2), torch.randn(7, 2, 3)
     refused = opened_on(model, tmp_path / "refused")

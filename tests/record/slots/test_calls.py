@@ -155,19 +155,6 @@ def test_micro_batches_with_rows_of_their_own_are_refused(tmp_path):
     assert caught.value.field == "label"
 
 
-def test_a_shared_layer_that_sees_other_batches_in_each_call(tmp_path):
-    def loss(model, x, number):
-        return model.first(x).square().sum() + model.first(x[:2]).square().sum() + model.second(x).square().sum()
-
-    sink, _, _ = record(tmp_path / "m", 1, loss)
-    assert [(extent.call, extent.rows) for extent in sink.batches[0].extents] == [(0, 5), (1, 2)]
-    assert [(n, [r.call for r in rows]) for n, rows in sink.batches[0].layers.items()] == [
-        ("first", [0, 1]),
-        ("second", [0]),
-    ]
-    assert len(sink.batches[0].samples["label"]) == 5
-
-
 def test_an_empty_call_is_none(tmp_path):
     def loss(model, x, number):
         return model.first(x[:0]).sum() + model.first(x).square().sum()

@@ -158,50 +158,6 @@ def test_a_flattened_head_beside_what_is_said_of_rows(tmp_path):
         assert opened.sink.column(column, own)[-10:] == np.repeat(expected, 5).tolist()
 
 
-class Experts(nn.Module):
-    """Tokens go to one of two experts, by the sign of their first number."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(3, 3)
-        self.experts = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
-
-    def forward(self, x, step):
-        flat = self.first(x).reshape(-1, 3)
-        total = flat.sum()
-        for number, expert in enumerate(self.experts):
-            chosen = ((x.reshape(-1, 3)[:, 0] > 0) == bool(number)).nonzero()[:, 0]
-            if step is not None:
-                step.at(f"experts_{number}", row=chosen // x.shape[1], position=chosen % x.shape[1])
-            total = total + expert(flat[chosen]).square().sum()
-        return total
-
-
-@pytest.mark.parametrize("said", [True, False], ids=["rows said", "rows followed"])
-def test_experts(tmp_path, said):
-    model = Experts()
-    opened = opened_on(model, tmp_path / "m", routed="experts.*")
-    with opened.recorder, opened.recorder.step(dataset="a", label=[7, 8]) as step:
-        model(SOURCE, step if said else None).backward()
-    sink = opened.sink
-    assert {layer.name: layer.space for layer in sink.layers} == {
-        "first": "token", "experts.0": "experts_0", "experts.1": "experts_1",
-    }  # fmt: skip
-    for number in range(2):
-        space = f"experts_{number}"
-        chosen = ((SOURCE.reshape(-1, 3)[:, 0] > 0) == bool(number)).nonzero()[:, 0]
-        rows = (chosen // 5).tolist()
-        assert sink.column("row", space) == rows
-        assert sink.column("position", space) == (chosen % 5).tolist()
-        assert sink.column("label", space) == [[7, 8][row] for row in rows]
-        assert sink.column("dataset", space) == ["a"] * len(chosen)
-        with torch.no_grad():
-            keys = model.first(SOURCE).reshape(-1, 3)[chosen]
-        np.testing.assert_array_equal(sink.keys(f"experts.{number}"), keys.numpy())
-    assert sink.batches[0].unknown is None
-
-
 def test_a_routed_layer_does_not_know_its_rows_even_where_the_sizes_agree(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     opened = opened_on(model, tmp_path / "m", routed=["1"])
