@@ -20,7 +20,7 @@ from dualform_explorer.memories import Beside, RememberedAnswers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
-from dualform_explorer.sample import SampleAddress, moved_panel, sample_panel
+from dualform_explorer.sample import SampleAddress, moved_panel, neighbours_panel, sample_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 from dualform_explorer.view import Snapshot, View
@@ -135,6 +135,12 @@ def test_a_samples_page_asks_each_example_at_its_last_token_with_a_label(gpt, in
         % LENGTH
         == 0
     )
+
+
+def test_a_sample_is_compared_by_its_last_token_at_its_last_step(gpt, info):
+    panel = neighbours_panel(Snapshot(gpt, info), SampleAddress("", "texts", 3, "held", layer="head"))
+    (row,) = gpt.sql("SELECT max(step) AS step FROM slots WHERE sample = 3")
+    assert (panel.step, panel.position) == (row["step"], LENGTH - 1)
 
 
 def test_placebos_are_asked_of_the_token(gpt, info, gpt_outputs):

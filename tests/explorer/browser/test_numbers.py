@@ -141,6 +141,10 @@ def test_a_first_time_user_finds_what_undoes_a_misclassification_and_why_it_was_
     assert brought[study.other] > margin > 0  # more than the wrong output is ahead by
     assert click.count == 2
 
+    # And leaving it out again, from what it brought.
+    click(page.locator("#waterfall").get_by_role("link", name=f"without {study.other}"), page)
+    expect(page.locator("#flips")).to_have_text(f"prediction changes {read} → {label}")
+
 
 def test_thumbnails_are_the_images_of_their_slots(page, study):
     memory = study.memory

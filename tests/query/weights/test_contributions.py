@@ -368,28 +368,6 @@ def test_contributions_slot_by_slot_and_in_passes_are_the_same(scaled, monkeypat
         np.testing.assert_allclose(in_passes.sums, by_slot.sums, rtol=0, atol=1e-11 * scale)
 
 
-def test_slots_of_layers_that_share_a_weight_are_refused_and_their_groups_are_answered(tmp_path):
-    torch.manual_seed(0)
-    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    second.weight = first.weight
-    model = nn.Sequential(first, nn.Tanh(), second)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True),
-        optimizer,
-        ((step, torch.randn(6, 4)) for step in range(4)),
-        lambda step, inputs: model(inputs).square().mean(),
-        dataset=lambda step, inputs: "ab"[step % 2],
-        sample=np.arange(6),
-    )
-    query = np.ones(4, np.float32)
-    with dualform.open(tmp_path / "m") as memory:
-        for layer, other in (("0", "2"), ("2", "0")):
-            with pytest.raises(Inexact, match=f"it shares its weight with '{other}', whose slots moved it, too"):
-                memory.topk(layer, query, target=0, **SCORE)
-            assert memory.contributions(layer, query, "dataset").groups == (("a",), ("b",))
-
-
 def test_a_filter_of_slots_that_no_update_used_is_refused(scaled):
     layer, d_in, _ = next(layers(scaled))
     with pytest.raises(EmptyMask, match="No update before step 4"):
