@@ -128,34 +128,6 @@ ROWS: list[Row] = [
 ]
 
 
-ALIKE = {
-    "MobileNetV2": "ResNet", "ConvNeXt": "ResNet", "BERT, classifying": "ViT", "BERT, masked words": "ViT",
-    "Llama, tied": "Llama", "Llama with LoRA": "Llama", "T5": "nn.Transformer", "Conv3d": "CNN",
-    "Conv1d over time": "CNN", "GRU": "LSTM",
-}  # fmt: skip
-"""Networks that `make soak` trains -> those of their kind that `make test` trains in their place."""
-
-ELSEWHERE = {
-    "tests/networks/test_networks.py": {"EmbeddingBag", "U-Net", "SGD", "SGD, Nesterov", "Adam"},
-    "tests/query/weights/test_optimizers.py": {
-        "AMSGrad", "AdamW, fused", "NAdam", "RMSprop", "Adagrad", "Rprop", "Adafactor",
-    },
-    "tests/record/discovery/test_experts.py": {"Mixtral"},
-    "tests/record/test_compiled.py": {"torch.compile", "checkpointing"},
-    "tests/record/test_rank_processes.py": {"DDP", "FSDP2"},
-    "tests/integrations/test_lightning.py": {"Lightning"},
-    "tests/integrations/test_transformers.py": {"Transformers"},
-}  # fmt: skip
-"""Values that `make soak` trains, by the tests that `make test` has of them: unharmed, and rebuilt."""
-
-
-def always(row: Row) -> bool:
-    """Whether `make test` may train a row: what a perceptron shows as well, it trains of that alone."""
-    if row.network is not plain.MLP and (row.precision == "bfloat16" or row.optimizer.startswith("Muon")):
-        return False
-    return row.values.isdisjoint(ALIKE.keys() | frozenset().union(*ELSEWHERE.values()))
-
-
 def covering(rows: Iterable[Row]) -> list[Row]:
     """Few rows that have each network, optimizer, precision and trainer: one by one those that have most new ones."""
     left, found, seen = list(rows), list[Row](), set[str]()

@@ -11,6 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import Inexact
+from dualform.record.audit import weights
+from dualform.record.audit.drift import NormNoise
+from dualform.rules import named
 from tests.cases import some
 from tests.record.listed import Opened, batches, small_net, snapshot
 from tests.rules.own import Unruled
@@ -90,6 +93,71 @@ def test_one_step_distances_are_what_was_done_by_hand(tmp_path_factory, actions,
         assert set(moved) == set(by_hand)
         for step, nudge in by_hand.items():
             assert moved[step] == pytest.approx(float(nudge.norm()), rel=0.7)
+
+
+def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch):
+    """The recurrence written out, along the watch's own directions."""
+    held = []
+
+    class Spy(weights.Watch):
+        def __init__(self, parameters, *rest):
+            held.append(parameters)
+            super().__init__(parameters, *rest)
+
+    monkeypatch.setattr(weights, "Watch", Spy)
+    model = small_net()
+    before = snapshot(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    snapshots = []
+    with opened.recorder:
+        for x, y in batches(6):
+            with opened.recorder.step():
+                learn(optimizer, cross_entropy(model(x), y))
+            snapshots.append(snapshot(model))
+    (parameters,), sink = held, opened.sink
+    for parameter in (p for p in parameters if p.directions is not None):
+        layer, along = parameter.layers[0], parameter.directions.matrix
+        weight = before[parameter.name] @ along
+        buffer = 0.0
+        for step, row in enumerate(sink.watch[parameter.name]):
+            (rows,) = next(b.layers[layer] for b in sink.batches if b.step == step and b.layers)
+            (factor,) = (own.factor for own in sink.logs[step].factors if own.parameter == parameter.name)
+            gradient = factor * (rows.values.astype(float).T @ rows.keys.astype(float) @ along) + 0.01 * weight
+            buffer = 0.9 * buffer + gradient
+            weight = weight - 0.1 * buffer
+            seen = snapshots[step][parameter.name]
+            assert row.step == step
+            # Float64 products of n terms, of the weights now and at first: each is off by n roundings of its terms.
+            terms = (np.abs(seen) + np.abs(before[parameter.name])) @ np.abs(along)
+            way = np.linalg.norm((seen - before[parameter.name]) @ along) / 8**0.5
+            off = 2 * len(along) * 2.0**-53 * np.linalg.norm(terms) / 8**0.5
+            assert row.way == pytest.approx(way, rel=1e-14, abs=off)
+            # The recurrence adds the rounding of as many products as there were updates.
+            distance = np.linalg.norm(seen @ along - weight) / 8**0.5
+            assert row.accumulated == pytest.approx(distance, rel=1e-14, abs=(step + 2) * off)
+            expected = np.sqrt((step + 1) / 3) * 2.0**-24 * np.linalg.norm(seen @ along) / 8**0.5
+            assert row.rounding == pytest.approx(expected, rel=0.1)
+
+
+SETTINGS_NOISE = {
+    "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.3, "nesterov": False, "maximize": False,
+}  # fmt: skip
+
+
+def carried(**settings):
+    noise = NormNoise(named("sgd"), 2)
+    for _ in range(3):
+        noise.gradient(np.zeros(4), np.array([1.0, 2.0]), np.array([1.0, -0.5]), np.array([0.5, 0.25]))
+        noise.carry(slice(0, 2), SETTINGS_NOISE | settings)
+    return noise.lengths()
+
+
+def test_an_error_is_carried_through_the_momentum_without_a_sign():
+    buffer = 1.0 + 0.9 + 0.9**2  # of three updates, of which each brings 1
+    np.testing.assert_allclose(carried(), [0.1 * buffer * 0.5, 0.1 * buffer * 0.25], rtol=1e-12)
+    assert carried(maximize=True) == carried()
+    assert carried(weight_decay=0.0) == carried()
 
 
 def test_an_update_that_no_slot_holds_is_a_defect_and_shows_after_its_step(tmp_path):

@@ -85,6 +85,19 @@ def test_parameters_are_projected_together(kind, compiled, monkeypatch):
     np.testing.assert_allclose(parameters.weights(chosen), np.concatenate(left), rtol=1e-12, atol=1e-12)
 
 
+def test_norms_along_the_directions_are_those_of_the_matrix():
+    """In the mean over directions, for full matrices as for one column; and no single column is overlooked."""
+    rng = np.random.default_rng(0)
+    full, one = rng.normal(size=(4, 100)), np.zeros((4, 100))
+    one[:, 37] = rng.normal(size=4)
+    for matrix, spread in ((full, 0.6), (one, 0.3)):
+        found = np.array([np.linalg.norm(matrix @ drawn(100, seed).matrix) for seed in range(400)]) / DIRECTIONS**0.5
+        ratios = found / np.linalg.norm(matrix)
+        assert np.square(ratios).mean() == pytest.approx(1.0, rel=0.05)
+        assert ratios.min() > 1 - spread
+        assert ratios.max() < 1 + spread
+
+
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "NumPy"])
 def test_sums_by_part_are_those_of_numpy(compiled, monkeypatch):
     if not compiled:

@@ -661,6 +661,14 @@ class Rarely(nn.Module):
         return self.second(torch.tanh(self.first(x.flip(0) if self.step == 22 else x)))
 
 
+def test_parameters_may_be_swapped(tmp_path):
+    model = Rarely()
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.01), tmp_path / "m", quiet=True)
+    with recorder, recorder.step():
+        model(torch.randn(B, D)).square().mean().backward()
+        torch.utils.swap_tensors(model.first.weight, nn.Parameter(model.first.weight.detach().clone()))
+
+
 class Alone(nn.Module):
     """A single layer, which takes tokens as one list."""
 

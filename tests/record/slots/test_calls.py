@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dualform.errors import BadInput
+from dualform.record.slots import step_record
 from dualform.record.slots.step_record import CallOrder
 from tests.record.listed import Opened, assert_rebuilt, opened_on, snapshot
 from tests.trainings import learn
@@ -106,6 +108,25 @@ def test_calls_that_reentrant_checkpoints_run_again_are_numbered_as_they_were_ma
     np.testing.assert_array_equal(opened.sink.keys("layer"), torch.cat(seen).numpy())
     assert opened.sink.defects == []
     assert_rebuilt(opened.sink, snapshots)
+
+
+def test_a_device_that_numbers_nodes_by_itself_leaves_parts_within_parts_in_doubt(monkeypatch):
+    """It runs them again in a thread of its own."""
+    nodes, now, thread = [], [0], [1]
+    monkeypatch.setattr(torch._C, "_current_autograd_node", lambda: nodes[-1] if nodes else None)
+    monkeypatch.setattr(torch._C._autograd, "_get_sequence_nr", lambda: now[0])
+    monkeypatch.setattr(step_record, "get_ident", lambda: thread[0])
+    order = CallOrder()
+    now[0] = 6
+    order.without_gradient()  # in the part of node 5
+    now[0] = 8
+    assert order.now() == (8,)
+    nodes.append(SimpleNamespace(_sequence_nr=lambda: 5))
+    thread[0], now[0] = 2, 1
+    assert order.now() == (5, 1)
+    order.without_gradient()  # in the part of node 0, which is the device's own
+    nodes.append(SimpleNamespace(_sequence_nr=lambda: 0))
+    assert order.now() is None
 
 
 def test_where_their_order_is_in_doubt_it_is_told(tmp_path, monkeypatch):
