@@ -181,11 +181,26 @@ Network(
 Network(
     "cnn-3d",
     lambda: nn.Sequential(
-        nn.Conv3d(2, 3, (2, 1, 3), padding=(1, 0, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(81, CLASSES)
+        nn.Conv3d(2, 3, (2, 1, 3), padding=(1, 0, 1)),
+        nn.Tanh(),
+        nn.Conv3d(3, 2, (1, 2, 3), padding="same", dilation=(1, 1, 2)),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(54, CLASSES),
     ),
     lambda: labelled(2, 2, 3, 3),
     classify,
 )
+Network(
+    "padded-cnn",
+    lambda: nn.Sequential(
+        nn.Conv2d(1, 4, (4, 3), padding="same", bias=False), nn.ReLU(),
+        nn.Conv2d(4, 3, (2, 3), stride=(2, 1), padding=(1, 2), padding_mode="circular"), nn.ReLU(),
+        nn.Conv2d(3, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten(), nn.Linear(100, CLASSES),
+    ),
+    lambda: labelled(1, 8, 8),
+    classify,
+)  # fmt: skip
 Network(
     "depthwise-cnn",
     lambda: nn.Sequential(

@@ -383,13 +383,6 @@ class TestFinished:
         PreviewSet.texts(["at last"]).store(path, "a", replace=True)
         assert dualform.open(path).previews([0], "a").texts == ("at last",)
 
-    def test_versions_that_know_no_preview_sets_read_the_rest(self, path):
-        """They skip what they do not know of memory.json, and hold every file of it against its checksum."""
-        PreviewSet.images(IMAGES).store(path, "a")
-        memory = dualform.open(path)
-        assert memory.info().format == 2
-        assert FILE.as_posix() in memory._view.snapshot.manifest.files
-
 
 def test_of_a_resumed_training_the_last_run_shows(tmp_path):
     """Its script stores the same preview set again."""

@@ -79,27 +79,6 @@ def test_updates_of_several_steps_inside_and_outside_the_step(tmp_path, every, o
     assert [log.first_step for log in sink.logs.values() if log.updated] == list(range(0, 8 - every + 1, every))
 
 
-def test_an_optimizer_that_calls_a_closure(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    snapshots = [snapshot(model)]
-    with opened.recorder:
-        for x, y in batches(5):
-
-            def closure(x=x, y=y):
-                optimizer.zero_grad()
-                loss = cross_entropy(model(x), y)
-                loss.backward()
-                return loss
-
-            with opened.recorder.step():
-                assert optimizer.step(closure) > 0
-            snapshots.append(snapshot(model))
-    assert opened.sink.defects == []
-    assert_rebuilt(opened.sink, snapshots)
-
-
 @pytest.mark.parametrize("fused", [False, True], ids=["unscaled before", "unscaled by the optimizer"])
 def test_the_factor_undoes_the_scale(tmp_path, fused):
     model = small_net()

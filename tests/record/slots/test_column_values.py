@@ -40,30 +40,6 @@ def recorder_of(model, path, **options):
     return Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
 
 
-def test_masked_entries_are_null(tmp_path):
-    model = nn.Linear(4, 2)
-    recorder = recorder_of(model, tmp_path / "m")
-
-    def masked(values):
-        return np.ma.MaskedArray(values, mask=[False, True, False])
-
-    with recorder:
-        for said in (
-            {"label": masked([1, 2, 3]), "weight": masked([0.5, 1.5, 2.5]), "seen": masked([True, True, False])},
-            {"label": np.ma.MaskedArray(5, mask=True), "dataset": masked(["a", "b", "c"])},
-            {"sample": masked(np.array([1, 2**64 - 1, 3], np.uint64)), "at": {"sample": {"w": masked([7, 8, 9])}}},
-        ):
-            with recorder.step(**said):
-                model(X).sum().backward()
-    records = dualform.open(tmp_path / "m").slots(np.arange(9)).records()
-    assert [r["label"] for r in records] == [1, None, 3] + [None] * 6
-    assert [r["weight"] for r in records] == [0.5, None, 2.5] + [None] * 6
-    assert [r["seen"] for r in records] == [True, None, False] + [None] * 6
-    assert [r["dataset"] for r in records] == [None] * 3 + ["a", None, "c"] + [None] * 3
-    assert [r["sample"] for r in records] == [None] * 6 + [1, None, 3]
-    assert [r["w"] for r in records] == [None] * 6 + [7, None, 9]
-
-
 REFUSED = {
     "an integer beyond int64": (
         {"sample": np.array([2**63 + 5, 1, 3], np.uint64)},

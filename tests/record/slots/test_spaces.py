@@ -56,19 +56,6 @@ def test_an_encoder_and_a_decoder_have_spaces_of_their_own(tmp_path):
     assert (sink.keys("decoder.0") == TARGET[torch.from_numpy(mask)].numpy()).all()
 
 
-def test_layers_of_other_lengths_in_one_space_are_refused(tmp_path):
-    model = Translator()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder, pytest.raises(RecordingError) as caught, opened.recorder.step():
-        model(SOURCE, TARGET).sum().backward()
-    assert str(caught.value) == (
-        "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. Give layers "
-        "that see another batch their own space, as spaces={'decoder.*': 'token_2'}, or "
-        "leave them out with layers=."
-    )
-    assert opened.sinks == []
-
-
 def test_single_tokens_need_a_space_where_two_have_them(tmp_path):
     model = Translator()
     opened = opened_on(model, tmp_path / "m", spaces={"decoder.*": "target"})
@@ -146,26 +133,6 @@ def test_a_flattened_head_is_refused_and_by_name_its_rows_are_tokens(tmp_path):
         np.testing.assert_array_equal(sink.keys("head"), expected.reshape(10, 4).numpy())
         assert sink.column("row", "token") == [0] * 5 + [1] * 5
         assert sink.column("word", "token") == [*range(10)]
-
-
-def test_a_flattened_head_beside_what_is_said_of_rows(tmp_path):
-    model = FlatHead()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder, opened.recorder.step(label=[1, 2]):
-        model(SOURCE).sum().backward()
-    (own,) = {layer.space for layer in opened.sink.layers if layer.name == "head"}
-    for column, expected in (("row", [0, 1]), ("label", [1, 2])):
-        assert opened.sink.column(column, own)[-10:] == np.repeat(expected, 5).tolist()
-
-
-def test_a_routed_layer_does_not_know_its_rows_even_where_the_sizes_agree(tmp_path):
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    opened = opened_on(model, tmp_path / "m", routed=["1"])
-    with opened.recorder, opened.recorder.step(label=[7, 8]):
-        model(SOURCE[:, 0]).square().sum().backward()
-    assert opened.sink.column("row", "layer_1") == [None, None]
-    assert opened.sink.column("label", "layer_1") == [None, None]
-    assert opened.sink.column("label") == [7, 8]
 
 
 def test_a_row_that_the_step_has_not(tmp_path):
