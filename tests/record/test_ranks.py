@@ -94,13 +94,6 @@ class ResumedFleet:
                 self._saved[rank] = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
 
-def test_ranks_resume_from_a_checkpoint_together(tmp_path):
-    ResumedFleet(tmp_path / "m").resume()
-    assert {own.name for own in (tmp_path / "m" / "run-00001").iterdir()} >= {"shard-00000", "shard-00001"}
-    with dualform.open(tmp_path / "m") as memory:
-        check_memory_of_ranks(memory)
-
-
 def test_a_run_that_a_rank_never_begins_is_no_part_of_the_memory(tmp_path, monkeypatch):
     fleet = ResumedFleet(tmp_path / "m")
     writer = Ranks.writer

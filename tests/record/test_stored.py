@@ -72,17 +72,6 @@ def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
     assert query_set.labels.tolist() == data[0][1].tolist()
 
 
-def test_without_values_keys_are_those_with_values(tmp_path):
-    for values in (True, False):
-        torch.manual_seed(3)
-        model, optimizer, recorder = started(tmp_path / str(values), values=values)
-        with recorder:
-            train(recorder, model, optimizer, batches(3))
-    first, second = Snapshot.open(tmp_path / "True"), Snapshot.open(tmp_path / "False")
-    for layer in ("0", "2"):
-        assert first.keys(layer).entry_block(0, 24).tobytes() == second.keys(layer).entry_block(0, 24).tobytes()
-
-
 def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
     failed = threading.Event()
 
