@@ -271,7 +271,7 @@ def test_a_column_does_not_take_the_name_of_a_budget_s(tmp_path):
         assert memory.info().steps == STEPS
 
 
-@pytest.mark.parametrize("name", ["run", "Run"])
+@pytest.mark.parametrize("name", ["Run"])
 def test_where_a_column_named_run_was_not_said_it_is_missing(tmp_path, name):
     training, slots = Resumed(tmp_path / "m"), 2 * ROWS * STEPS
     training.record({})

@@ -194,6 +194,29 @@ def test_under_autocast_the_bits_stay_and_layers_say_bfloat16(tmp_path):
         assert q == k == v != out
 
 
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+def test_compiled_without_a_break_it_is_recorded_and_keeps_its_bits(tmp_path):
+    model = Net(**VARIANTS["cross"])
+    batches = list(data(model))
+
+    def compiled_run(model, recorder=None):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        return run(model, batches, recorder, call=compiled)
+
+    alone = compiled_run(copy.deepcopy(model))
+    made = []
+    gradients = compiled_run(model, lambda *both: made.append(Opened(*both, tmp_path / "m")) or made[0].recorder)
+    torch._dynamo.reset()
+    for before, now in some(zip(alone, gradients, strict=True)):
+        assert all(torch.equal(gradient, now[name]) for name, gradient in before.items())
+    sink = made[0].sink
+    of_first = {name.removeprefix("attn."): gradient for name, gradient in gradients[0].items()}
+    for part in PARTS:
+        values, keys = (own[: len(own) // STEPS] for own in (sink.values(f"attn.{part}"), sink.keys(f"attn.{part}")))
+        np.testing.assert_allclose(values.T @ keys, block(of_first, part)[0], rtol=1e-3, atol=1e-5)
+
+
 def test_unbatched_tokens_are_rows_as_those_of_the_linear_layers_beside(tmp_path):
     model = Net()
     opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
