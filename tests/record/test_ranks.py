@@ -297,18 +297,21 @@ def test_an_exchange_that_cannot_be_left_costs_nothing_of_the_record(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:recording stopped after 4 steps")
-def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
+@pytest.mark.parametrize(
+    ("stopped", "which"), [([1], "shard-00001 did not come"), ([0, 1], f"none of its {COUNT} shards came")]
+)
+def test_ranks_that_stop_recording_cut_the_memory_off(tmp_path, stopped, which):
     fleet = Fleet(tmp_path / "m", seconds=2.0)  # which the other rank waits for it
 
     def train(rank, model, optimizer, recorder):
         for step in range(STEPS):
             x, y = data(rank, step)
-            with recorder.step(label=y[:2] if (rank, step) == (1, 4) else y):
+            with recorder.step(label=y[:2] if step == 4 and rank in stopped else y):
                 learn(optimizer, cross_entropy(model(x), y), lambda: fleet.average(rank, model))
 
     fleet.run(train, on_error="warn")
     memory = dualform.open(tmp_path / "m")
-    assert memory.info().cut_off == ("the recording was cut off after step 3: shard-00001 did not come to its end.")
+    assert memory.info().cut_off == f"the recording was cut off after step 3: {which} to its end."
     assert reasons(tmp_path / "m") == {"there are no final weights: the recording was cut off, or still runs."}
     assert {layer.status.name for layer in memory.info().layers} == {"exact"}
 

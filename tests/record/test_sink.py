@@ -84,3 +84,23 @@ def test_what_fails_while_nothing_comes_is_heard_at_the_next_step():
     with pytest.raises(RecordingError):
         thread.close(Ending())
     assert sink.calls == ["tick", "abandon"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "hint"),
+    [
+        (OSError("full"), "Free disk space or repair the folder, then record again."),
+        (AssertionError("a fault"), "The cause is not the disk: see the error above."),
+    ],
+)
+def test_the_disk_is_blamed_for_its_own_errors_alone(raised, hint):
+    def append(batch):
+        raise raised
+
+    thread = SinkThread(lambda: Noted(append=append))
+    thread.put(batch(0))
+    with pytest.raises(RecordingError) as caught:
+        thread.close(Ending())
+    assert str(caught.value).startswith(f"writing the memory failed: {type(raised).__name__}: {raised}.")
+    assert str(caught.value).endswith(hint)
+    assert caught.value.__cause__ is raised

@@ -169,6 +169,19 @@ def test_layers_of_a_kind_share_a_line(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "answers"),
+    [
+        ({"values": False}, "scores and sums; outputs and weights would need values=True"),
+        ({"keys": False}, "no keys are stored: answer scores and sums with dualform.Rerun"),
+    ],
+)
+def test_what_can_be_asked(tmp_path, arguments, answers):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert dualform.Recorder(model, optimizer, tmp_path / "m", **arguments).summary.answers == answers
+
+
 @pytest.mark.parametrize("way", ["argument", "environment"])
 def test_quiet(tmp_path, capsys, monkeypatch, way):
     if way == "environment":
