@@ -36,6 +36,7 @@ pytestmark = [
 ALIKE = {
     "MobileNetV2": "ResNet", "ConvNeXt": "ResNet", "BERT, classifying": "ViT", "BERT, masked words": "ViT",
     "Llama, tied": "Llama", "Conv3d": "CNN", "Conv1d over time": "CNN", "GRU": "LSTM",
+    "nn.Transformer": "nn.TransformerEncoder",
 }  # fmt: skip
 """Networks that `make soak` trains -> those of their kind that `make test` trains in their place."""
 BY_NETWORKS = {
