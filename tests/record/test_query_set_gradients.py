@@ -184,8 +184,8 @@ def test_a_file_that_was_altered_is_named(copied):
 def test_a_copy_has_them_and_deleting_the_query_set_takes_them_along(copied, tmp_path):
     before = dualform.open(copied).group_sum("*", "test", by="sample", score="gradient")
     copy_memory(copied, tmp_path / "copy")
-    copied = dualform.open(tmp_path / "copy").group_sum("*", "test", by="sample", score="gradient")
-    assert copied.sums.tobytes() == before.sums.tobytes()
+    after = dualform.open(tmp_path / "copy").group_sum("*", "test", by="sample", score="gradient")
+    assert after.sums.tobytes() == before.sums.tobytes()
     shutil.rmtree(copied)
     dualform.delete(tmp_path / "copy", "sample = 3", query_sets=("test",))
     assert not (tmp_path / "copy" / "probes" / "test").exists()
