@@ -128,18 +128,6 @@ ROWS: list[Row] = [
 ]
 
 
-ALIKE = {
-    "MobileNetV2": "ResNet", "ConvNeXt": "ResNet", "BERT, classifying": "ViT", "BERT, masked words": "ViT",
-    "Llama, tied": "Llama", "nn.Transformer": "T5", "Conv3d": "CNN",
-}  # fmt: skip
-"""Networks that `make soak` trains -> those of their kind that `make test` trains in their place."""
-
-
-def always(row: Row) -> bool:
-    """Whether `make test` may train a row: not of such a network, nor by DDP what a perceptron shows."""
-    return row.network.name not in ALIKE and not (row.trainer == "DDP" and row.network is not plain.MLP)
-
-
 def covering(rows: Iterable[Row]) -> list[Row]:
     """Few rows that have each network, optimizer, precision and trainer: one by one those that have most new ones."""
     left, found, seen = list(rows), list[Row](), set[str]()

@@ -1,6 +1,7 @@
 """Rows of docs/results/coverage.md are trained, recorded and not, asked, and compared with the page.
 
-`make test` trains each kind of network, optimizer, precision and trainer once; `make soak` trains every row.
+`make test` trains each kind of network, optimizer, precision and loop once, where no other test does; `make soak`
+trains every row.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import pytest
 
 from dualform.query.weights.exactness import EXACT
 from dualform_studies.documents import MARK
+from tests.integrations import test_lightning, test_transformers
+from tests.networks import samples, ways_to_train  # noqa: F401  (they name their networks)
+from tests.networks.network import NETWORKS
+from tests.query.weights.test_optimizers import KINDS
+from tests.record import test_compiled, test_rank_processes
 from tests.reliability import soaking
 
-from . import document
+from . import document, plain
 from .measure import Measured, measure
-from .rows import ALIKE, ROWS, Row, always, covering
+from .rows import ROWS, Row, covering
 from .training import STEPS
 
 BLOCK = 1 << 18
@@ -25,6 +31,40 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of packages that a row trains with
     pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),  # torch's own, as it traces
 ]
+
+
+ALIKE = {
+    "MobileNetV2": "ResNet", "ConvNeXt": "ResNet", "BERT, classifying": "ViT", "BERT, masked words": "ViT",
+    "Llama, tied": "Llama", "Conv3d": "CNN", "Conv1d over time": "CNN", "GRU": "LSTM",
+    "nn.Transformer": "nn.TransformerEncoder",
+}  # fmt: skip
+"""Networks that `make soak` trains -> those of their kind that `make test` trains in their place."""
+BY_NETWORKS = {
+    "EmbeddingBag": "embedding-bag", "SGD": "plain-sgd", "SGD, Nesterov": "nesterov", "Adam": "adam",
+    "checkpointing": "checkpointed",
+}  # fmt: skip
+"""What tests/networks trains, recorded and not, and compares."""
+BY_OPTIMIZERS = {
+    "AMSGrad": "amsgrad, fused", "AdamW, fused": "amsgrad, fused", "NAdam": "nadam", "RMSprop": "rmsprop, momentum",
+    "Adagrad": "adagrad", "Rprop": "rprop", "Adafactor": "adafactor",
+}  # fmt: skip
+"""What tests/query/weights/test_optimizers.py trains and rebuilds."""
+BY_TESTS = {
+    "torch.compile": test_compiled.test_networks_are_recorded_whole_and_keep_their_bits,
+    "DDP": test_rank_processes.test_ranks_are_one_exact_memory,
+    "FSDP2": test_rank_processes.test_recording_changes_no_bit_and_the_final_weights_are_whole,
+    "Lightning": test_lightning.test_the_training_is_unharmed_and_rebuilt,
+    "Transformers": test_transformers.test_the_training_is_unharmed_and_rebuilt,
+}
+"""Loops that a test of their own trains with."""
+ELSEWHERE = {**BY_NETWORKS, **BY_OPTIMIZERS, **BY_TESTS}
+
+
+def always(row: Row) -> bool:
+    """Whether `make test` may train a row: what a perceptron shows as well, it trains of that alone."""
+    if row.network is not plain.MLP and (row.precision == "bfloat16" or row.optimizer.startswith("Muon")):
+        return False
+    return row.values.isdisjoint({*ALIKE, *ELSEWHERE})
 
 
 SHORT = covering(filter(always, ROWS))
@@ -76,10 +116,12 @@ def test_no_other_row_is_written():
     assert set(document.read()) == {row.name for row in ROWS}
 
 
-def test_the_rows_that_are_always_trained_have_every_kind_of_network_optimizer_precision_and_trainer():
+def test_every_kind_of_network_optimizer_precision_and_trainer_is_trained():
     trained = frozenset().union(*(row.values for row in SHORT))
-    assert trained | ALIKE.keys() == frozenset().union(*(row.values for row in ROWS))
+    assert trained | {*ALIKE, *ELSEWHERE} == frozenset().union(*(row.values for row in ROWS))
     assert trained >= set(ALIKE.values())
+    assert NETWORKS.keys() >= set(BY_NETWORKS.values())
+    assert KINDS.keys() >= set(BY_OPTIMIZERS.values())
 
 
 def test_the_price_of_a_layer_is_what_recording_adds_to_its_step():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,6 @@ from dualform import PreviewSet
 from dualform.errors import BadInput, RecordingError
 from dualform.integrations.columns import said_of
 from dualform.integrations.query_sets import QuerySets
-from dualform.record.sink import SinkThread
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
 
@@ -111,36 +112,20 @@ def test_a_query_set_that_cannot_be_taken_costs_nothing_of_the_memory(tmp_path):
         assert (memory.info().steps, memory.info().cut_off) == (2, "")
 
 
-def test_an_update_behind_its_step_rides_in_the_next_batch(tmp_path, monkeypatch):
-    batches, put = [], SinkThread.put
-    monkeypatch.setattr(SinkThread, "put", lambda sink, batch: (batches.append(batch), put(sink, batch)))
-    training = trainer(llama(), tmp_path, tmp_path / "m", gradient_accumulation_steps=2, max_steps=2)
-    training.train()
-    logs = [[(log.step, log.updated) for log in batch.logs] for batch in batches if batch.layers]
-    assert logs == [[], [(0, False)], [(1, True)], [(2, False)]]
-    assert [(log.step, log.updated) for batch in batches[len(logs) :] for log in batch.logs] == [(3, True)]
-
-
-def test_a_column_that_the_model_takes_goes_on_to_it(tmp_path):
-    training = trainer(llama(), tmp_path, tmp_path / "m", columns={"label": "labels", "text": "sample"}, max_steps=2)
-    training.train()
-    with dualform.open(tmp_path / "m") as memory:
-        slots = memory.sql("SELECT label, text, position FROM slots WHERE text = 1 LIMIT 1").records()[0]
-    assert slots["label"] == int(Texts()[1]["labels"][slots["position"]])
-
-
-def test_the_label_of_a_token_is_the_next_one(tmp_path):
+def test_the_label_of_a_token_is_the_next_one_and_a_column_that_the_model_takes_goes_on_to_it(tmp_path):
     from dualform.integrations.transformers import next_token
 
-    columns = {"sample": "sample", "label": next_token}
+    columns = {"sample": "sample", "label": next_token, "own": "labels"}
     training = trainer(llama(), tmp_path, tmp_path / "m", columns=columns, max_steps=2)
     training.train()
     with dualform.open(tmp_path / "m") as memory:
-        slots = memory.sql("SELECT sample, position, label FROM slots").records()
+        slots = memory.sql("SELECT sample, position, label, own FROM slots").records()
     assert len({slot["sample"] for slot in slots}) == 8
     for slot in slots:
-        behind = [*Texts()[slot["sample"]]["labels"].tolist(), -100][slot["position"] + 1]
+        labels = [*Texts()[slot["sample"]]["labels"].tolist(), -100]
+        behind = labels[slot["position"] + 1]
         assert slot["label"] == (None if behind == -100 else behind)
+        assert slot["own"] == labels[slot["position"]]
 
 
 def test_labels_that_are_no_tokens_are_refused(tmp_path):
@@ -219,8 +204,9 @@ class TooMuch(nn.Module):
 
 
 @pytest.mark.parametrize(("failing", "folders"), [(1, {"m": 7}), (4, {"m": 3, "m-2": 7})])
-def test_a_batch_size_that_is_found_by_trying(tmp_path, failing, folders):
-    pytest.importorskip("accelerate", reason="accelerate, which looks for the batch size, is not here")
+def test_a_batch_size_that_is_found_by_trying(tmp_path, monkeypatch, failing, folders):
+    memory = pytest.importorskip("accelerate.utils.memory", reason="accelerate, which looks for it, is not here")
+    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=lambda: 0))  # of all that is there, at each try
     torch.manual_seed(0)
     model = TooMuch(failing)
     training = trainer(model, tmp_path, tmp_path / "m", num_train_epochs=1, auto_find_batch_size=True)

@@ -91,8 +91,10 @@ def patches_of(module: nn.Module, maps: Tensor) -> Tensor:
     """[B, P, d_in]: each number of each patch by itself, by a convolution of a weight that is 1 at its place alone."""
     width = module.in_channels * math.prod(module.kernel_size)
     one = torch.eye(width, dtype=maps.dtype).reshape(width, module.in_channels, *module.kernel_size)
-    convolve = getattr(functional, f"conv{len(module.kernel_size)}d")
-    return convolve(maps, one, None, module.stride, module.padding, module.dilation).flatten(2).transpose(1, 2)
+    convolve, padding = getattr(functional, f"conv{len(module.kernel_size)}d"), module.padding
+    if module.padding_mode != "zeros":
+        maps, padding = functional.pad(maps, module._reversed_padding_repeated_twice, module.padding_mode), 0
+    return convolve(maps, one, None, module.stride, padding, module.dilation).flatten(2).transpose(1, 2)
 
 
 class _Call:

@@ -57,16 +57,9 @@ Network(
     labelled,
     classify,
 )
-Network("layer-norm", lambda: mlp(nn.LayerNorm(16), nn.GELU()), labelled, classify)
 Network("batch-norm", lambda: mlp(nn.BatchNorm1d(16), nn.ReLU()), labelled, classify)
 Network("dropout", lambda: mlp(nn.ReLU(), nn.Dropout(0.3)), labelled, classify)
 Network("in-place-relu", lambda: mlp(nn.ReLU(inplace=True)), labelled, classify)
-Network(
-    "one-output",
-    lambda: nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, 1)),
-    labelled,
-    lambda m, x: mse_loss(m(x[0])[:, 0], x[1].float()),
-)
 Network("float64", lambda: mlp().double(), labelled, lambda m, x: classify(m, (x[0].double(), x[1])))
 
 
@@ -165,23 +158,6 @@ class Tied(nn.Module):
 Network("tied-weights", Tied, labelled, lambda m, x: mse_loss(m(x[0]), x[0]))
 
 
-class Tasks(nn.Module):
-    """Two heads in turns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(D, 16)
-        self.heads = nn.ModuleList(nn.Linear(16, CLASSES) for _ in range(2))
-        self.turn = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.turn += 1
-        return self.heads[self.turn % 2](torch.relu(self.trunk(x)))
-
-
-Network("heads-in-turns", Tasks, labelled, classify)
-
-
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -205,11 +181,26 @@ Network(
 Network(
     "cnn-3d",
     lambda: nn.Sequential(
-        nn.Conv3d(2, 3, (2, 1, 3), padding=(1, 0, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(81, CLASSES)
+        nn.Conv3d(2, 3, (2, 1, 3), padding=(1, 0, 1)),
+        nn.Tanh(),
+        nn.Conv3d(3, 2, (1, 2, 3), padding="same", dilation=(1, 1, 2)),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(54, CLASSES),
     ),
     lambda: labelled(2, 2, 3, 3),
     classify,
 )
+Network(
+    "padded-cnn",
+    lambda: nn.Sequential(
+        nn.Conv2d(1, 4, (4, 3), padding="same", bias=False), nn.ReLU(),
+        nn.Conv2d(4, 3, (2, 3), stride=(2, 1), padding=(1, 2), padding_mode="circular"), nn.ReLU(),
+        nn.Conv2d(3, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten(), nn.Linear(100, CLASSES),
+    ),
+    lambda: labelled(1, 8, 8),
+    classify,
+)  # fmt: skip
 Network(
     "depthwise-cnn",
     lambda: nn.Sequential(
@@ -239,14 +230,3 @@ class Checkpointed(Residual):
 
 
 Network("checkpointed", Checkpointed, labelled, classify)
-Network(
-    "lazy",
-    lambda: _materialised(nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(CLASSES))),
-    labelled,
-    classify,
-)
-
-
-def _materialised(model: nn.Module) -> nn.Module:
-    model(torch.zeros(1, D))
-    return model

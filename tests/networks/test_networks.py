@@ -14,7 +14,10 @@ from .capture import CONVOLUTIONS, TRANSPOSED, Capture
 from .network import NETWORKS, Network, train
 from .tokens import PARTS
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")  # of one network it is true
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning"),  # of one network it is true
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),  # torch's own
+]
 
 EXACT = 1e-3
 """Of the way the weights went: what an exact record may miss."""

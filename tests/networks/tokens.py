@@ -100,25 +100,6 @@ Network(
 )
 
 
-class Vit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.block, self.head = nn.Linear(16, D), Block(), nn.Linear(D, CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        patches = images.unfold(1, 4, 4).unfold(2, 4, 4).reshape(len(images), 4, 16)
-        return self.head(self.block(self.patches(patches)).mean(1))
-
-
-def images() -> Iterator[Batch]:
-    generator = torch.Generator().manual_seed(3)
-    for batch in texts():
-        yield Batch((torch.randn(B, 8, 8, generator=generator), batch.inputs[1]), batch.columns)
-
-
-Network("vit", Vit, images, classify)
-
-
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase], batch_first: bool = True) -> None:
         super().__init__()

@@ -105,6 +105,21 @@ def fewer_of_the_first(rank, path):
     fewer(rank, path, shorter=0)
 
 
+LEFT = list[Recorder]()
+
+
+def never_left(rank, path):
+    """The first rank alone enters a recorder, which its process never leaves."""
+    if rank == 0:
+        model = net()
+        optimizer = sgd(model)
+        LEFT.append(Recorder(model, optimizer, path / "never", quiet=True).__enter__())
+        take_steps(
+            LEFT[0], optimizer, (batch(0, step, 6) for step in range(3)), lambda x, y: cross_entropy(model(x), y)
+        )
+        LEFT[0].flush()
+
+
 def killed(rank, path):
     """Rank 1 dies without a word. Rank 0 hears of it from the training's own group."""
     model = DistributedDataParallel(net())

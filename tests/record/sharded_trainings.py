@@ -196,6 +196,7 @@ def run(rank, path):
     for of_ranks in (
         *(rank_trainings.even, rank_trainings.budgeted, rank_trainings.uneven, rank_trainings.accumulated),
         *(rank_trainings.fewer, rank_trainings.fewer_of_the_first, sgd, adamw, half_precision, few_rows),
-        *(accumulated_inside, transformer, refused, unrecorded, rank_trainings.killed),
+        *(accumulated_inside, transformer, refused, unrecorded),
+        *(rank_trainings.never_left, rank_trainings.killed),
     ):
         of_ranks(rank, path)

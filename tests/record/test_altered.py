@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -141,7 +141,7 @@ def _or_error(call: Callable[[], Any]) -> Any:
 
 
 WAYS = ("flipped", "cut short")
-SHORT = [(kind, WAYS[number % 2]) for number, kind in enumerate(KINDS)]
+SHORT = list(zip(("ended", "cut off", "of digests", "deleted in"), cycle(WAYS), strict=False))
 CASES = list(product(KINDS, WAYS)) if soaking() else SHORT
 
 

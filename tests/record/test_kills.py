@@ -24,7 +24,8 @@ from tests.record.processes import _rank, launch
 from tests.reliability import report, rounds, soaking
 
 SEED = 35
-SHORT = {"a small network": 2, "a small network without keys": 1, "two ranks": 1}
+SHORT = {"a small network": 2}
+"""How often it is killed in the short form; one of two ranks is killed in test_rank_processes.py."""
 LONG = {"a small network": 80, "a small network without keys": 40, "a large network": 40, "two ranks": 40}
 WAIT = 240.0
 

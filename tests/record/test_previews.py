@@ -22,7 +22,6 @@ from dualform import PreviewSet
 from dualform.errors import AlreadyExists, BadInput, Damaged, Locked, NotAMemory, NotFound, RecordingError
 from dualform.store.maintenance.check import check_memory, leftovers
 from dualform.store.maintenance.copying import copy_memory, repair
-from tests.cases import some
 from tests.damage import flip
 from tests.record.faulty_disk import FailingDisk, WatchedDisk
 from tests.record.resumed_training import Training
@@ -87,13 +86,6 @@ class Noisy(Dataset[Any]):
 
     def __getitem__(self, number: int) -> Any:
         return torch.rand(4, 5), number
-
-
-def test_the_training_comes_out_as_without(tmp_path):
-    plain = Small(tmp_path / "plain").run()
-    shown = Small(tmp_path / "m").run(during=lambda recorder: recorder.previews("b", PreviewSet.images(Noisy())))
-    for one, other in some(zip(plain.parameters(), shown.parameters(), strict=True)):
-        assert torch.equal(one, other)
 
 
 def rows_of(path: Path) -> dict[str, bytes]:
@@ -274,15 +266,6 @@ class TestFinished:
         assert memory.verify()["1"].exact
         assert check_memory(path) == []
 
-    def test_another_takes_its_place_where_that_is_said(self, path):
-        PreviewSet.images(IMAGES).store(path, "a")
-        with pytest.raises(AlreadyExists, match="already has a preview set for dataset 'a'"):
-            PreviewSet.texts(WORDS).store(path, "a")
-        PreviewSet.texts(WORDS).store(path, "a", replace=True)
-        assert dualform.open(path).previews([1], "a").texts == ("passage 1",)
-        assert [file.name for file in (path / "gallery" / "a").iterdir()] == ["samples-000001.arrow"]
-        assert check_memory(path) == []
-
     def test_names_that_differ_in_case_alone_share_no_file(self, path):
         """Where a file system tells them not apart, both lie in one folder."""
         PreviewSet.texts(["small"]).store(path, "a")
@@ -322,17 +305,6 @@ class TestFinished:
         assert "gallery/a/samples-000000.arrow" in check_memory(path)[0]
         with pytest.raises(Damaged, match=r"gallery/a/samples-000000\.arrow"):
             copy_memory(path, path.with_name("copy"))
-
-    def test_every_byte_of_it_counts(self, path):
-        PreviewSet.texts(WORDS[:3]).store(path, "a")
-        content = (path / FILE).read_bytes()
-        memory = dualform.open(path)
-        for place in range(0, len(content), 211):
-            flip(path / FILE, place)
-            with pytest.raises(Damaged, match=r"was altered: its checksum"):
-                memory.previews([1], "a")
-            (path / FILE).write_bytes(content)
-        assert memory.previews([1], "a").texts == ("passage 1",)
 
     @pytest.mark.parametrize("of", ["a dataset", "a query set"])
     def test_a_repair_drops_a_damaged_one_and_nothing_else(self, tmp_path, of):
@@ -382,13 +354,6 @@ class TestFinished:
             assert not list(path.glob("gallery/a/*.tmp")) or for_good
         PreviewSet.texts(["at last"]).store(path, "a", replace=True)
         assert dualform.open(path).previews([0], "a").texts == ("at last",)
-
-    def test_versions_that_know_no_preview_sets_read_the_rest(self, path):
-        """They skip what they do not know of memory.json, and hold every file of it against its checksum."""
-        PreviewSet.images(IMAGES).store(path, "a")
-        memory = dualform.open(path)
-        assert memory.info().format == 2
-        assert FILE.as_posix() in memory._view.snapshot.manifest.files
 
 
 def test_of_a_resumed_training_the_last_run_shows(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -41,10 +42,22 @@ def record(path, name="mlp", **options):
     return model, *tests
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """By name of the network: the folder, which nobody changes, and what `record` gives; each is made once."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return cache(lambda name: (folder / name, *record(folder / name, name)))
+
+
+@pytest.fixture
+def copied(recorded, tmp_path):
+    return shutil.copytree(recorded("mlp")[0], tmp_path / "m")
+
+
 @pytest.mark.parametrize("name", ["mlp", "images", "gated words"])
-def test_a_query_sets_gradients_are_those_of_the_live_model(name, tmp_path):
-    model, *tests = record(tmp_path / "m", name)
-    memory = dualform.open(tmp_path / "m")
+def test_a_query_sets_gradients_are_those_of_the_live_model(name, recorded):
+    path, model, *tests = recorded(name)
+    memory = dualform.open(path)
     live = memory.gradients(model, *tests, loss)
     asked = memory.group_sum("*", "test", by="sample", score="gradient")
     assert asked.sums.tobytes() == memory.group_sum("*", live, by="sample", score="gradient").sums.tobytes()
@@ -54,7 +67,7 @@ def test_a_query_sets_gradients_are_those_of_the_live_model(name, tmp_path):
     hits = memory.topk(last, "test/1-2", 4, score="gradient")
     assert hits.ids.tobytes() == memory.topk(last, live, 4, score="gradient").part(1, 3).ids.tobytes()
     assert memory.query_set("test").labels.tolist() == tests[1].tolist()
-    assert what_is_wrong(tmp_path / "m") == []
+    assert what_is_wrong(path) == []
 
 
 def test_the_training_goes_on_as_without_the_query_set(tmp_path):
@@ -158,24 +171,22 @@ def test_what_cannot_be_asked_or_taken_is_refused_and_nothing_is_stored(tmp_path
         memory.topk("*", QuerySetExamples("test", ()), score="gradient")
 
 
-def test_a_file_that_was_altered_is_named(tmp_path):
-    record(tmp_path / "m")
-    (file,) = (tmp_path / "m" / "probes" / "test").glob("errors-0.npy")
+def test_a_file_that_was_altered_is_named(copied):
+    (file,) = (copied / "probes" / "test").glob("errors-0.npy")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(Damaged, match=r"errors-0\.npy"):
-        dualform.open(tmp_path / "m").topk("*", "test", score="gradient")
-    assert any("errors-0.npy" in said for said in what_is_wrong(tmp_path / "m"))
+        dualform.open(copied).topk("*", "test", score="gradient")
+    assert any("errors-0.npy" in said for said in what_is_wrong(copied))
 
 
-def test_a_copy_has_them_and_deleting_the_query_set_takes_them_along(tmp_path):
-    record(tmp_path / "m")
-    before = dualform.open(tmp_path / "m").group_sum("*", "test", by="sample", score="gradient")
-    copy_memory(tmp_path / "m", tmp_path / "copy")
-    copied = dualform.open(tmp_path / "copy").group_sum("*", "test", by="sample", score="gradient")
-    assert copied.sums.tobytes() == before.sums.tobytes()
-    shutil.rmtree(tmp_path / "m")
+def test_a_copy_has_them_and_deleting_the_query_set_takes_them_along(copied, tmp_path):
+    before = dualform.open(copied).group_sum("*", "test", by="sample", score="gradient")
+    copy_memory(copied, tmp_path / "copy")
+    after = dualform.open(tmp_path / "copy").group_sum("*", "test", by="sample", score="gradient")
+    assert after.sums.tobytes() == before.sums.tobytes()
+    shutil.rmtree(copied)
     dualform.delete(tmp_path / "copy", "sample = 3", query_sets=("test",))
     assert not (tmp_path / "copy" / "probes" / "test").exists()
     with pytest.raises(NotFound):

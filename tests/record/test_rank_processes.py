@@ -100,6 +100,13 @@ def test_a_rank_that_is_killed_leaves_its_shard_to_its_last_commit(two):
         assert memory.keys("0").shape == (4 * 2 * 4, 5)
 
 
+def test_a_process_ends_though_it_never_left_its_recorder(two):
+    """It is the first rank's, which came to its end."""
+    with dualform.open(two / "never") as memory:
+        assert memory.info().steps == 3
+        assert "cut off" in memory.info().cut_off
+
+
 def check(memory, most, rows):
     found = memory.verify()
     assert sorted(found) == ["0", "3"]

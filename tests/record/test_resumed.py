@@ -74,8 +74,6 @@ def test_tables_are_those_of_one_recording(whole, resumed):
     for name, column in one.items():
         assert column.tolist() == other[name].tolist(), name
     assert other["run"].tolist() == np.repeat([0, 1, 2], [7 * ROWS, 3 * ROWS, 5 * ROWS]).tolist()
-    statement = "SELECT run, min(step) AS first, count(DISTINCT step) AS steps FROM slots GROUP BY run ORDER BY 1"
-    assert resumed.sql(statement).records()[1] == {"run": 1, "first": 7, "steps": 3}
     told = resumed.info()
     assert (told.steps, told.slots, told.recording, told.cut_off) == (STEPS, {"sample": STEPS * ROWS}, False, "")
 
@@ -114,22 +112,29 @@ def test_the_folder_is_sound(killed):
     assert [mark.step for mark in first.marks] == [7]
 
 
-@pytest.fixture
-def left(tmp_path):
-    """What a kill leaves behind step 6 of a training that was flushed after 2 and 4 steps, and its checkpoints."""
-    training, folder = Training(), tmp_path / "m"
-    with training.recorder(tmp_path / "live") as recorder:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A folder with what a kill leaves behind step 6 of a training that was flushed after 2 and 4 steps, and with its
+    checkpoints.
+    """
+    training, folder = Training(), tmp_path_factory.mktemp("stopped")
+    with training.recorder(folder / "live") as recorder:
         for moment in (2, 4, 5, 6):
             while training.done < moment:
                 training.step(recorder)
             if moment != 5:
                 recorder.flush()
-            training.save(tmp_path / f"after-{moment}")
-        shutil.copytree(tmp_path / "live", folder)
-    manifest = Manifest.read(folder)
+            training.save(folder / f"after-{moment}")
+        shutil.copytree(folder / "live", folder / "m")
+    manifest = Manifest.read(folder / "m")
     manifest.marks = [mark for mark in manifest.marks if mark.step != 6]
-    manifest.write(folder)
+    manifest.write(folder / "m")
     return folder
+
+
+@pytest.fixture
+def left(stopped, tmp_path):
+    return Path(shutil.copytree(stopped, tmp_path / "stopped"), "m")
 
 
 def resume(folder: Path, checkpoint: str | None, resume=True, until: int = 8, optimizers: bool = True) -> None:
@@ -228,23 +233,27 @@ def test_what_was_done_to_the_weights_behind_a_mark_is_no_part_of_the_memory(tmp
         assert rows_of(tmp_path / "m", "defects") == []
 
 
-def test_a_process_that_still_records_is_told_that_another_one_went_on(tmp_path):
-    def train(training, recorder):
-        with recorder:
+@pytest.mark.parametrize("further", [False, True], ids=["the first run", "a further run"])
+def test_a_process_that_still_records_is_told_that_another_one_went_on(tmp_path, further):
+    training = Training()
+    if further:
+        training.run(tmp_path / "m", 2)
+    until = training.done + 4
+
+    def train():
+        with training.recorder(tmp_path / "m", resume=further) as recorder:
             for _ in range(2):
                 training.step(recorder)
             recorder.flush()
             training.save(tmp_path / "after")
-            resume(tmp_path / "m", "after", until=4)
+            resume(tmp_path / "m", "after", until=until)
             training.step(recorder)
             recorder.flush()
 
-    training = Training()
-    recorder = training.recorder(tmp_path / "m")
     with pytest.raises(AlreadyExists, match="another one resumed the training"):
-        train(training, recorder)
+        train()
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.info().steps == 4
+        assert memory.info().steps == until
         assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
@@ -405,7 +414,7 @@ def killed_twice(folder, lost):
 SCORES = ["dot", "abs", "cosine", "contribution", "vectors", "gradient"]
 
 
-@pytest.mark.parametrize(("lost", "backend"), [(2, "int8"), (40, "int8"), (2, "torch"), (40, "numpy"), (40, "faiss")])
+@pytest.mark.parametrize(("lost", "backend"), [(2, "torch"), (40, "int8"), (40, "faiss")])
 def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, lost, backend):
     folder, training = scored(lost)
     with dualform.open(folder, backend=backend) as memory:
@@ -448,35 +457,6 @@ def check_scores(memory, training, score, layer):
         assert [group for (group,) in sums.groups] == groups.tolist()
         right = np.stack([(expected * stays)[:, step == group].sum(axis=1) for group in groups], axis=1)
         np.testing.assert_allclose(sums.sums, right, rtol=1e-4, atol=1e-6)
-
-
-def test_a_further_run_is_told_that_another_one_took_its_place(tmp_path):
-    """Two processes load one checkpoint, and each goes on from it."""
-    first = Training()
-    with first.recorder(tmp_path / "m") as recorder:
-        for _ in range(2):
-            first.step(recorder)
-        recorder.flush()
-        first.save(tmp_path / "after")
-
-    def train(training):
-        with training.recorder(tmp_path / "m", resume=True) as recorder:
-            training.step(recorder)
-            recorder.flush()
-            other = Training()
-            other.load(tmp_path / "after")
-            other.run(tmp_path / "m", 5, resume=True)
-            training.step(recorder)
-            recorder.flush()
-
-    training = Training()
-    training.load(tmp_path / "after")
-    with pytest.raises(AlreadyExists, match="another one resumed the training"):
-        train(training)
-    assert [run.folder for run in Manifest.read(tmp_path / "m").runs] == ["run-00002"]
-    with dualform.open(tmp_path / "m") as memory:
-        assert memory.info().steps == 5
-        assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 def test_a_moment_before_the_weights_moved_is_that_of_every_training_that_begins_with_them(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import threading
 import time
 
@@ -53,37 +52,6 @@ def wait_for(condition, seconds=60.0):
         time.sleep(0.005)
 
 
-def test_it_ticks_while_nothing_comes_as_often_as_it_is_asked_to():
-    moments = []
-
-    def tick() -> float:
-        moments.append(time.monotonic())
-        return 0.05
-
-    thread = SinkThread(lambda: Noted(tick))
-    wait_for(lambda: len(moments) >= 5)
-    thread.close(Ending())
-    done = len(moments)
-    gaps = [after - before for before, after in itertools.pairwise(moments)]
-    assert min(gaps) > 0.04
-    time.sleep(0.15)
-    assert len(moments) == done, "it goes on after it was closed"
-
-
-def test_batches_go_first_and_in_order():
-    gate, sink = threading.Event(), Noted(append=lambda batch: batch.step or gate.wait())
-    thread = SinkThread(lambda: sink, queue_bytes=1000)
-    for number in range(5):
-        thread.put(batch(number))
-    gate.set()
-    wait_for(lambda: sink.calls[-1] == "tick" and 4 in sink.calls)
-    assert [call for call in sink.calls if call != "tick"] == [0, 1, 2, 3, 4]
-    assert sink.calls[-6:] == [0, 1, 2, 3, 4, "tick"]
-    thread.flush()
-    assert "commit" in sink.calls[-2:]
-    thread.close(Ending())
-
-
 def test_the_queue_is_bounded():
     gate, sink = threading.Event(), Noted(append=lambda batch: batch.step or gate.wait())
     thread = SinkThread(lambda: sink, queue_bytes=100)
@@ -116,15 +84,6 @@ def test_what_fails_while_nothing_comes_is_heard_at_the_next_step():
     with pytest.raises(RecordingError):
         thread.close(Ending())
     assert sink.calls == ["tick", "abandon"]
-
-
-def test_a_sink_that_cannot_be_made_leaves_no_thread():
-    def fail():
-        raise RecordingError("made up.")
-
-    with pytest.raises(RecordingError, match=r"^made up\.$"):
-        SinkThread(fail)
-    assert "dualform-writer" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize(

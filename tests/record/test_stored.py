@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -73,17 +72,6 @@ def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
     assert query_set.labels.tolist() == data[0][1].tolist()
 
 
-def test_without_values_keys_are_those_with_values(tmp_path):
-    for values in (True, False):
-        torch.manual_seed(3)
-        model, optimizer, recorder = started(tmp_path / str(values), values=values)
-        with recorder:
-            train(recorder, model, optimizer, batches(3))
-    first, second = Snapshot.open(tmp_path / "True"), Snapshot.open(tmp_path / "False")
-    for layer in ("0", "2"):
-        assert first.keys(layer).entry_block(0, 24).tobytes() == second.keys(layer).entry_block(0, 24).tobytes()
-
-
 def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
     failed = threading.Event()
 
@@ -123,27 +111,13 @@ def test_a_failure_of_writing_surfaces_on_leaving(tmp_path, monkeypatch):
         train(recorder, model, optimizer, batches(1))
 
 
-def test_a_saved_model_loads_where_dualform_is_not_and_a_training_that_never_leaves_does_not_hang(tmp_path):
-    """Both in one other process."""
+def test_a_saved_model_names_nothing_of_dualform(tmp_path):
     model, _, recorder = started(tmp_path / "never")
     with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), recorder:
         torch.save(model, tmp_path / "model.pt")
-    program = (
-        "import sys, torch\n"
-        "sys.modules['dualform'] = None\n"
-        f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
-        "assert model(torch.ones(1, 5)).shape == (1, 3)\n"
-        "del sys.modules['dualform']\n"
-        "import dualform\n"
-        "model = torch.nn.Linear(2, 2)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        f"recorder = dualform.Recorder(model, optimizer, {str(tmp_path / 'm')!r}).__enter__()\n"
-        "with recorder.step():\n"
-        "    model(torch.ones(1, 2)).sum().backward()\n"
-        "recorder.flush()\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    assert Snapshot.open(tmp_path / "m").count("sample") == 1
+    with ZipFile(tmp_path / "model.pt") as file:
+        pickled = [file.read(name) for name in file.namelist() if name.endswith("data.pkl")]
+    assert [(b"torch.nn" in own, b"dualform" in own) for own in pickled] == [(True, False)]
 
 
 STEPS = 6

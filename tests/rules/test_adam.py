@@ -1,4 +1,4 @@
-"""The rule of Adam and AdamW against a plain implementation of shares, and what it reads."""
+"""The rule of Adam and AdamW: what it reads, how it rounds, and its compiled loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dualform import kernels
 from dualform.rules import State, advanced, named, of_type, updated
 from tests.cases import some
 
-KINDS = ("adam", "adamw")
 OPTIONS = st.fixed_dictionaries(
     {
         "lr": st.sampled_from([1e-3, 0.1]),
@@ -23,69 +22,6 @@ OPTIONS = st.fixed_dictionaries(
     }
 )
 HISTORY = st.lists(OPTIONS, min_size=1, max_size=7)
-
-
-ROUNDINGS = 100 * 2.0**-53
-"""Of a number that seven updates of some ten float64 operations have made, as a share of the sizes of its terms."""
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10, deadline=None)
-@given(history=HISTORY, seed=st.integers(0, 99), rounds=st.booleans())
-def test_shares_add_up_to_the_whole_and_are_those_of_a_plain_loop(kind, history, seed, rounds):
-    generator, rule = np.random.default_rng(seed), named(kind)
-    shares = generator.normal(size=(3, len(history), 2, 5))  # of three masks
-    start, none = generator.normal(size=(2, 5)), np.zeros((2, 5))
-    # Of no mask is the decay of W_0, which takes no gradient.
-    gradients = np.concatenate([np.zeros_like(shares[:1]), shares])
-    parts = [State(own) for own in (start, none, none, none)]
-    whole = State(start)
-    for number, options in enumerate(history):
-        setting = {**rule.read(options), "rounds_factors": rounds}
-        after, scale = updated(rule, whole, shares[:, number].sum(0), setting)
-        parts = [rule.advance(part, own[number], setting, scale) for part, own in zip(parts, gradients, strict=True)]
-        whole = after
-    summed, plain = shares.sum(0), []
-    for own, first in zip(gradients, (start, none, none, none), strict=True):
-        plain.append(plain_share(kind, history, summed, own, start, first))
-    together, sizes = sum(part.weight for part in parts), sum(size for _, size in plain)
-    assert (np.abs(together - whole.weight) <= ROUNDINGS * sizes).all()
-    if not rounds:
-        for part, (expected, size) in zip(parts, plain, strict=True):
-            assert (np.abs(part.weight - expected) <= ROUNDINGS * size).all()
-
-
-def plain_share(kind, history, gradients, own, start, first):
-    """One mask's part of every number, which begins as `first`: number by number, update by update, as the formulas
-    stand; and the sum of the sizes of its terms.
-
-    A term is divided by a denominator, whose rounding is a share of the largest gradient before it, and by 1 - beta^t,
-    whose rounding is a share of 1: a term counts as often as those are larger than what it is divided by.
-    """
-    found, sizes = np.zeros(start.shape), np.zeros(start.shape)
-    for place in np.ndindex(start.shape):
-        w, m, v = start[place], 0.0, 0.0
-        part, part_m = first[place], 0.0
-        whole, whole_m, size, size_m, largest = abs(w), 0.0, abs(part), 0.0, 0.0
-        for t, options in enumerate(history, 1):
-            (beta1, beta2), decay, lr = options["betas"], options["weight_decay"], options["lr"]
-            sign = -1 if options["maximize"] else 1
-            coupled = decay if kind == "adam" else 0.0
-            g = sign * gradients[t - 1][place] + coupled * w
-            part_g = sign * own[t - 1][place] + coupled * part
-            m, part_m = beta1 * m + (1 - beta1) * g, beta1 * part_m + (1 - beta1) * part_g
-            v = beta2 * v + (1 - beta2) * g * g
-            denominator = np.sqrt(v / (1 - beta2**t)) + options["eps"]
-            kept = 1.0 if kind == "adam" else 1 - lr * decay
-            rate = lr / (1 - beta1**t) / denominator
-            w, part = kept * w - rate * m, kept * part - rate * part_m
-            size_g, whole_g = (abs(one[t - 1][place]) + coupled * of for one, of in ((own, size), (gradients, whole)))
-            largest = max(largest, whole_g)
-            size_m, whole_m = beta1 * size_m + (1 - beta1) * size_g, beta1 * whole_m + (1 - beta1) * whole_g
-            count = rate * (1 + largest / denominator + 1 / (1 - beta1**t) + 1 / (1 - beta2**t))
-            size, whole = kept * size + count * size_m, kept * whole + count * whole_m
-        found[place], sizes[place] = part, size
-    return found, sizes
 
 
 def test_factors_are_rounded_as_torch_rounds_them():

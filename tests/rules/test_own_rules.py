@@ -17,7 +17,7 @@ from dualform.query.weights import reconstruction
 from dualform.query.weights.reconstruction import BOUND
 from tests.cases import some
 from tests.record.listed import batches, small_net, snapshot
-from tests.rules.own import Heavy, Normed, NormedRule, Plain, Sign, SignRule
+from tests.rules.own import Heavy, Normed, Plain, Sign
 from tests.trainings import learn
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
@@ -214,13 +214,3 @@ def test_the_rule_of_the_page_is_right(tmp_path, monkeypatch):
             assert found.exact
         for parameter, weight in history[17].items():
             assert memory.weights(at_step=17)[parameter].numpy() == pytest.approx(weight, abs=1e-6)
-
-
-def test_a_name_is_one_rules_own():
-    rules.register(Sign, SignRule())  # once more is no harm, as in a notebook
-    with pytest.raises(ValueError, match="another update rule is named 'sign'"):
-        rules.register("some.Other", type("Other", (NormedRule,), {"name": "sign"})())
-    with pytest.raises(ValueError, match="must be text that is not empty, not ''"):
-        rules.register("some.Other", type("Other", (NormedRule,), {"name": ""})())
-    with pytest.raises(ValueError, match="must begin with 'lr'"):
-        rules.register("some.Other", type("Other", (NormedRule,), {"name": "other", "settings": {}})())

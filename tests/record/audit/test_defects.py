@@ -81,17 +81,6 @@ def test_a_gradient_edited_by_hand(tmp_path, edit):
     assert [(layer, step) for layer, step, _ in sink.defects] == [("4", 0)]
 
 
-@pytest.mark.parametrize("factor", [0.0, -3.0])
-def test_a_gradient_scaled_as_a_whole_is_a_factor(tmp_path, factor):
-    def edit(model):
-        for p in model.parameters():
-            p.grad *= factor
-
-    sink = record(small_net(), tmp_path / "m", edit)
-    assert sink.defects == []
-    assert [f.factor for f in sink.logs[0].factors] == pytest.approx([factor] * 6, rel=1e-5)
-
-
 def test_gradients_nearly_cancelled_are_no_defect(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(5, 3)

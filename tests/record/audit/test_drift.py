@@ -12,10 +12,8 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import Inexact
 from dualform.record.audit import weights
-from dualform.record.audit.drift import NormNoise, WatchedStates
-from dualform.record.audit.parameters import RecordedEntries, RecordedParameters
-from dualform.record.taps import ModuleTap
-from dualform.rules import State, named, updated
+from dualform.record.audit.drift import NormNoise
+from dualform.rules import named
 from tests.cases import some
 from tests.record.listed import Opened, batches, small_net, snapshot
 from tests.rules.own import Unruled
@@ -142,21 +140,24 @@ def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch
             assert row.rounding == pytest.approx(expected, rel=0.1)
 
 
-def test_updates_of_several_steps_and_between_steps_are_watched(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    with opened.recorder:
-        for number, (x, y) in enumerate(batches(7)):
-            with opened.recorder.step():
-                cross_entropy(model(x), y).backward()
-            if number % 3 == 2:
-                optimizer.step()
-                optimizer.zero_grad()
-    rows = opened.sink.watch["2.weight"]
-    assert [row.step for row in rows] == [1, 4, 6]
-    assert rows[0].way == 0.0
-    assert all(row.accumulated <= 1e-5 * row.way for row in rows)
+SETTINGS_NOISE = {
+    "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.3, "nesterov": False, "maximize": False,
+}  # fmt: skip
+
+
+def carried(**settings):
+    noise = NormNoise(named("sgd"), 2)
+    for _ in range(3):
+        noise.gradient(np.zeros(4), np.array([1.0, 2.0]), np.array([1.0, -0.5]), np.array([0.5, 0.25]))
+        noise.carry(slice(0, 2), SETTINGS_NOISE | settings)
+    return noise.lengths()
+
+
+def test_an_error_is_carried_through_the_momentum_without_a_sign():
+    buffer = 1.0 + 0.9 + 0.9**2  # of three updates, of which each brings 1
+    np.testing.assert_allclose(carried(), [0.1 * buffer * 0.5, 0.1 * buffer * 0.25], rtol=1e-12)
+    assert carried(maximize=True) == carried()
+    assert carried(weight_decay=0.0) == carried()
 
 
 def test_an_update_that_no_slot_holds_is_a_defect_and_shows_after_its_step(tmp_path):
@@ -207,50 +208,6 @@ def test_weights_that_blew_up_end_nothing(tmp_path, bad):
     last = opened.sink.watch["4.bias"][-1]
     assert last.step == 1
     assert not last.accumulated < 1e30
-
-
-OPTIMIZERS = {"rprop": torch.optim.Rprop, "asgd": torch.optim.ASGD, "nadam": torch.optim.NAdam}
-
-
-@pytest.mark.parametrize(("name", "missing"), [("rprop", "step_size"), ("asgd", "eta"), ("nadam", "mu_product")])
-def test_what_one_parameter_lacks_is_left_to_the_rule(name, missing):
-    """As in a state that was put together by hand; of the other parameter there is none at all."""
-    rule, generator = named(name), np.random.default_rng(0)
-    layer = nn.Linear(4, 3)
-    parameters = RecordedParameters([ModuleTap.kind_of(layer)("0", layer)], generator)
-    image, names = RecordedEntries(parameters, generator), [own.parameter for own in parameters]
-    (group,) = OPTIMIZERS[name](layer.parameters()).param_groups
-    gradient, settings = np.stack([generator.normal(size=image.size)] * 3), rule.read(group)
-    first, _ = updated(rule, State(np.zeros((3, 4))), generator.normal(size=(3, 4)), settings)
-    held = {kind: np.asarray(own) for kind, own in first.buffers.items() if kind != missing}
-    states = WatchedStates(image, names, [rule] * 2, image.weights(), {names[0]: held}, count=3)
-    for index, own in enumerate((held, {})):
-        start = State(states.weight[0, image.spans[index]].reshape(parameters[index].block_shape), own)
-        part = gradient[0, image.spans[index]].reshape(parameters[index].block_shape)
-        expected, _ = updated(rule, start, part, settings)
-        states.advance(index, index, gradient, settings)
-        for state in states.weight:
-            np.testing.assert_allclose(state[image.spans[index]], expected.weight.reshape(-1), rtol=1e-12)
-
-
-SETTINGS_NOISE = {
-    "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.3, "nesterov": False, "maximize": False,
-}  # fmt: skip
-
-
-def carried(**settings):
-    noise = NormNoise(named("sgd"), 2)
-    for _ in range(3):
-        noise.gradient(np.zeros(4), np.array([1.0, 2.0]), np.array([1.0, -0.5]), np.array([0.5, 0.25]))
-        noise.carry(slice(0, 2), SETTINGS_NOISE | settings)
-    return noise.lengths()
-
-
-def test_an_error_is_carried_through_the_momentum_without_a_sign():
-    buffer = 1.0 + 0.9 + 0.9**2  # of three updates, of which each brings 1
-    np.testing.assert_allclose(carried(), [0.1 * buffer * 0.5, 0.1 * buffer * 0.25], rtol=1e-12)
-    assert carried(maximize=True) == carried()
-    assert carried(weight_decay=0.0) == carried()
 
 
 STEPS, TOKENS, ROW = 14, 5000, 4321

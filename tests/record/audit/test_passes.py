@@ -19,7 +19,6 @@ from dualform.errors import RecordingError
 from dualform.record.recorder import Recorder
 from tests.cases import some
 from tests.record.listed import Opened, assert_rebuilt, batches, small_net, snapshot
-from tests.record.rank_threads import COUNT, Fleet, data
 from tests.trainings import learn
 
 
@@ -209,43 +208,6 @@ def test_a_penalty_of_gradients_is_named(tmp_path):
     statuses = {layer.name: layer.status for layer in dualform.open(tmp_path / "m").info().layers}
     assert statuses["0"].name == "approximate"
     assert "of the gradient of 0.weight at step 0 is not in the recorded slots" in statuses["0"].reason
-
-
-def test_without_values_passes_that_may_be_gone_are_named(tmp_path):
-    model = small_net()
-    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", values=False)
-    with opened.recorder:
-        for x, y in batches(2):
-            with opened.recorder.step(label=y):
-                cleared(model, opened.optimizer, x, y)
-                backward(model, opened.optimizer, x, y)
-                opened.optimizer.step()
-    reason = (
-        "2 backward passes ran in step 0, with gradients cleared in between: slots of all of them are there, used or "
-        "not"
-    )
-    assert {(step, what) for _, step, what in opened.sink.defects} == {(0, reason)}
-
-
-def test_sam_on_several_ranks(tmp_path):
-    fleet = Fleet(tmp_path / "m")
-
-    def train(rank, model, optimizer, recorder):
-        sam = Sam(model, optimizer, copies=True)
-        for step in range(6):
-            x, y = data(rank, step)
-            with recorder.step(label=y):
-                cross_entropy(model(x), y).backward()
-                fleet.average(rank, model)
-                sam.up()
-                cross_entropy(model(x), y).backward()
-                fleet.average(rank, model)
-                sam.down()
-
-    fleet.run(train)
-    memory = dualform.open(tmp_path / "m")
-    assert memory.info().slots == {"sample": 6 * COUNT * len(data(0, 0)[1])}
-    assert {layer.status.name for layer in memory.info().layers} == {"exact"}
 
 
 class Looking(torch.optim.Optimizer):

@@ -68,16 +68,6 @@ def test_each_variant_of_sgd(tmp_path, settings, clip):
     assert (min(factors) < 0.9) == (clip is not None)
 
 
-def test_several_groups_with_biases_that_do_not_decay(tmp_path):
-    model = small_net()
-    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
-    biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
-    groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 0.3, "momentum": 0.0}]
-    sink, snapshots = record(model, torch.optim.SGD(groups, lr=0.1, momentum=0.9), tmp_path / "m", batches(8))
-    assert_rebuilt(sink, snapshots)
-    assert [(f.parameter, f.group) for f in sink.logs[0].factors[:2]] == [("0.weight", 0), ("0.bias", 1)]
-
-
 @pytest.mark.parametrize(("every", "outside"), [(1, True), (3, False), (3, True)])
 def test_updates_of_several_steps_inside_and_outside_the_step(tmp_path, every, outside):
     model = small_net()
@@ -87,27 +77,6 @@ def test_updates_of_several_steps_inside_and_outside_the_step(tmp_path, every, o
     assert_rebuilt(sink, snapshots)
     assert [log.updated for log in sink.logs.values()] == [(n + 1) % every == 0 for n in range(8)]
     assert [log.first_step for log in sink.logs.values() if log.updated] == list(range(0, 8 - every + 1, every))
-
-
-def test_an_optimizer_that_calls_a_closure(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    snapshots = [snapshot(model)]
-    with opened.recorder:
-        for x, y in batches(5):
-
-            def closure(x=x, y=y):
-                optimizer.zero_grad()
-                loss = cross_entropy(model(x), y)
-                loss.backward()
-                return loss
-
-            with opened.recorder.step():
-                assert optimizer.step(closure) > 0
-            snapshots.append(snapshot(model))
-    assert opened.sink.defects == []
-    assert_rebuilt(opened.sink, snapshots)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["unscaled before", "unscaled by the optimizer"])

@@ -188,64 +188,6 @@ def test_what_is_said_before_each_call_goes_before_what_is_seen(tmp_path):
         assert (slots["label"][later] == 12).all()
 
 
-class Sorted(nn.Module):
-    """Each token goes through one expert, once all tokens were put into another order."""
-
-    def __init__(self, order, router):
-        super().__init__()
-        torch.manual_seed(0)
-        self.order, self.up, self.router = order, nn.Parameter(torch.randn(3, 4, H) / 3), router
-
-    def forward(self, x):
-        flat = x.reshape(-1, H)
-        router = self.router(x).reshape(-1, 3)
-        n = torch.randperm(len(flat), generator=torch.Generator().manual_seed(1))
-        back = torch.empty_like(n).scatter(0, n, torch.arange(len(n)))
-        if self.order == "chosen":
-            flat = flat[n]
-        elif self.order == "sliced":
-            n = router.argmax(-1).argsort()
-            flat = flat.index_select(0, n)
-        elif self.order == "turned":
-            n = torch.arange(len(flat)).view(len(x), -1).T.flatten()
-            flat = x.transpose(0, 1).reshape(-1, H)
-        elif self.order == "written":
-            flat = flat.clone()
-            flat[back] = flat.clone()
-        else:
-            n = torch.arange(len(flat))
-        router = router[n]
-        best, total = router.argmax(-1), flat.new_zeros(len(flat), 4)
-        for expert in range(3):
-            rows = (best == expert).nonzero().flatten()
-            part = flat[int(rows[0]) : int(rows[-1]) + 1] if self.order == "sliced" else flat[rows]
-            total = total.index_add(0, rows, linear(part, self.up[expert]) * router[rows, expert, None])
-        return total.sum(-1).mean()
-
-
-ORDERS = ["as it lies", "chosen", "sliced", "turned", "written"]
-
-
-@pytest.mark.parametrize(("order", "square"), [(order, order in ("as it lies", "turned")) for order in ORDERS])
-def test_rows_are_followed_where_tokens_were_put_into_another_order(tmp_path, order, square):
-    model = Sorted(order, nn.Linear(H, 3))
-    inputs = [x[:, :B] if square else x for x in STEPS]
-    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    with recorder:
-        for x in inputs:
-            with recorder.step(label=np.arange(B), batch_dim=0):
-                model(x).backward()
-    with dualform.open(tmp_path / "m") as memory:
-        for e in range(3):
-            layer = next(x for x in memory.info().layers if x.name == f"up[{e}]")
-            slots = memory.slots(np.arange(layer.slots), layer.space)
-            assert layer.slots > 0
-            assert not np.ma.getmaskarray(slots["row"]).any()
-            x = np.stack(inputs)[slots["step"], slots["row"].astype(int), slots["position"].astype(int)]
-            np.testing.assert_array_equal(memory.keys(layer.name), x)
-            np.testing.assert_array_equal(slots["label"], slots["row"])
-
-
 class Codes(nn.Module):
     """Experts of rows of what it is given, which no layer takes as it is, or of a matrix as long as a batch."""
 

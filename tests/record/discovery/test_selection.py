@@ -65,12 +65,6 @@ def test_reasons(tmp_path):
     }
 
 
-def test_names_and_patterns(tmp_path):
-    made = recorder(tmp_path, layers=["block.0", "bl*.1"])
-    assert [tap.name for tap in made._training.plan.taps] == ["block.0", "block.1"]
-    assert made.skipped["plain"] == "layers= leaves it out"
-
-
 def test_a_pattern_that_matches_nothing(tmp_path):
     with pytest.raises(NotFound) as caught:
         recorder(tmp_path, layers=["block.0", "head*"])
@@ -220,15 +214,6 @@ def opened_on(model, path):
     return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), path)
 
 
-def test_where_a_bias_alone_trains_its_slots_are_there(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    snapshots = train(model, opened, batches(4), lambda number: model[2].weight.requires_grad_(number < 2))
-    assert [step for step, _ in opened.sink.parts("2")] == [0, 1, 2, 3]
-    assert opened.sink.defects == []
-    assert_rebuilt(opened.sink, snapshots)
-
-
 class Unnamed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -282,20 +267,6 @@ def test_a_training_of_biases_may_write_to_the_inputs_of_its_layers(tmp_path, ow
     assert opened.sink.defects == []
     np.testing.assert_array_equal(opened.sink.keys("1.layer.weight" if own else "1.layer"), seen)
     assert_rebuilt(opened.sink, snapshots)
-
-
-def test_a_network_that_is_frozen_in_its_first_step_says_so(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    model.requires_grad_(False)
-    x, y = batches(1)[0]
-    with opened.recorder:
-        with opened.recorder.step(label=y):
-            model(x)
-        model.requires_grad_(True)
-        with opened.recorder.step(label=y):
-            cross_entropy(model(x), y).backward()
-    assert len(opened.sink.recorded) == 1
 
 
 def test_layers_that_unfreeze_one_after_another(tmp_path):

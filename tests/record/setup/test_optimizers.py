@@ -223,31 +223,6 @@ def test_what_cannot_be_a_set_of_optimizers_is_refused(tmp_path):
         Recorder(model, [one, 3], tmp_path / "m")
 
 
-def test_an_optimizer_may_update_at_a_rate_of_its_own(tmp_path):
-    """The second gathers gradients of three steps; its last update comes after its step, behind a flush."""
-
-    def train(model, optimizers, recorder, told):
-        for number in range(8):
-            x, y = batch(number)
-            with recorder.step(label=y):
-                learn(optimizers[0], cross_entropy(model(x), y))
-                if number == 2:
-                    optimizers[1].step()
-                    optimizers[1].zero_grad()
-            if number == 5:
-                recorder.flush()
-                optimizers[1].step()
-                optimizers[1].zero_grad()
-            told()
-
-    memory, history = recorded(tmp_path / "m", train)
-    assert max(distances(memory, history).values()) < CLOSE
-    assert all(reconstruction.exact for reconstruction in memory.verify().values())
-    factors = rows_of(tmp_path / "m", "factors")
-    assert {row["step"]: row["first_step"] for row in factors if row["parameter"] == "4.weight"} == {2: 0, 5: 3}
-    assert [(row["step"], row["lr"]) for row in rows_of(tmp_path / "m", "steps")] == [(n, 0.05) for n in range(8)]
-
-
 def stepped_in_backward(model, make):
     """An optimizer for each parameter, which steps as soon as the gradient is there."""
     optimizers = {parameter: make([parameter]) for parameter in model.parameters()}
@@ -392,21 +367,6 @@ class Adversaries(nn.Module):
 
 def adversaries(model):
     return [torch.optim.Adam(model.judge.parameters(), lr=0.01), torch.optim.SGD(model.maker.parameters(), lr=0.1)]
-
-
-def test_two_networks_that_train_against_each_other_take_a_step_for_each_pass(tmp_path):
-    """The maker's pass leaves gradients in the judge, which its next pass clears."""
-
-    def train(model, optimizers, recorder, told):
-        for number in range(6):
-            for loss, optimizer in zip(model.losses(number), optimizers, strict=True):
-                with recorder.step():
-                    learn(optimizer, loss())
-                told()
-
-    memory, history = recorded(tmp_path / "m", train, Adversaries(), adversaries)
-    assert max(distances(memory, history).values()) < CLOSE
-    assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 def test_a_forward_pass_that_two_steps_share(tmp_path):

@@ -7,22 +7,20 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.answers.table import percent
 from dualform.deletion.delete import delete, planned_deletion
 from dualform.errors import BadInput, Inexact
 from dualform.record.setup.budget import Budget
-from dualform.store.layer import ROWS_OF_A_RANK, Sampling
+from dualform.store.layer import Sampling
 from dualform.store.maintenance.check import what_is_wrong
 from dualform_client.cli.outputs import described
 from tests.cases import some
 from tests.record.listed import rows_of
-from tests.record.rank_threads import ROWS as RANK_ROWS, Fleet, data
 from tests.record.resumed_training import ROWS as RESUMED_ROWS, Training
 from tests.record.sampled_training import BUDGET, COLUMNS, ROWS, SEED, SHARES, STEPS, drawn, picked, record, scripted
-from tests.trainings import learn, record_steps
+from tests.trainings import record_steps
 
 
 @pytest.fixture(scope="module")
@@ -236,37 +234,6 @@ def test_a_resumed_training_goes_on_with_the_share_it_had_and_the_lots_of_its_st
         assert "all of them before step 9" in both.info().sampling
         assert set(both.slots(range(both.info().slots["sample"]), "sample")["share"].tolist()) == {1.0, 0.5}
         assert both.topk("0", np.ones((1, 5), np.float32), where="share = 1").scan.slots_matching == 9 * RESUMED_ROWS
-
-
-def test_ranks_draw_lots_of_their_own_and_share_the_budget(tmp_path, monkeypatch):
-    def recorded(name, **options):
-        fleet = Fleet(tmp_path / name)
-
-        def train(rank, model, optimizer, recorder):
-            for step in range(3):
-                x, y = data(rank, step)
-                with recorder.step(label=y, sample=100 * rank + torch.arange(RANK_ROWS)):
-                    learn(optimizer, cross_entropy(model(x), y), lambda: fleet.average(rank, model))
-
-        fleet.run(train, quiet=True, **options)
-        return dualform.open(tmp_path / name)
-
-    every = (1.0, 0.5, 0.25)
-    scripted(monkeypatch, *every)
-    with recorded("whole") as whole, recorded("m", budget=BUDGET, seed=SEED) as memory:
-        column = whole.slots(range(whole.info().slots["sample"]), "sample")
-        entries = []
-        for slot, (step, sample) in enumerate(zip(column["step"].tolist(), column["sample"].tolist(), strict=True)):
-            rank, row = divmod(sample, 100)
-            if drawn(SEED, step, rank * ROWS_OF_A_RANK + row) < every[step]:
-                entries.append(slot)
-        assert memory.keys("0").tobytes() == whole.keys("0", entries).tobytes()
-        assert memory.values("2").tobytes() == whole.values("2", entries).tobytes()
-        assert memory.topk("0", np.ones((1, 5), np.float32)).scan.share == len(entries) / len(column["step"])
-        assert "A budget of 500,000,000 bytes a process" in memory.info().sampling
-        assert memory.info().layers[0].status.since == 1
-        assert all(status.exact for status in memory.weights(at_step=1).statuses.values())
-    assert not what_is_wrong(tmp_path / "m")
 
 
 class Strip(nn.Module):

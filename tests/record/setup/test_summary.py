@@ -90,13 +90,6 @@ def told_of(tmp_path, capsys, run, **options):
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("dualform: ")]
 
 
-def test_the_first_step_tells_of_all_that_are_planned(tmp_path, capsys, disk):
-    disk(31 * GB)
-    assert told_of(tmp_path, capsys, 3, steps=240) == [
-        "dualform: 148 kB a step; 35.5 MB for 240 steps; 31 GB free on the disk"
-    ]
-
-
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_run_that_the_disk_will_not_hold_is_warned_of_once(tmp_path, capsys, disk, clock, quiet):
     disk(35_000_000)
@@ -147,13 +140,6 @@ def test_a_resumed_run_is_told_of_its_own_steps(tmp_path, capsys, disk):
         assert f"for {240 - done} steps; 31 GB free" in capsys.readouterr().err
 
 
-def test_ranks_share_the_disk(tmp_path, disk):
-    disk(31 * GB)
-    forecast = summary.DiskForecast(tmp_path, 10, ranks=4)
-    with pytest.warns(RuntimeWarning, match="10 steps take about 40 GB"):
-        assert forecast.first(GB) == " on each of 4 ranks; 40 GB for 10 steps; 31 GB free on the disk"
-
-
 def on_disk(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -194,18 +180,6 @@ def test_what_can_be_asked(tmp_path, arguments, answers):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert dualform.Recorder(model, optimizer, tmp_path / "m", **arguments).summary.answers == answers
-
-
-def test_an_optimizer_without_a_rule_is_told_of_before_the_first_step(tmp_path, capsys):
-    class Own(torch.optim.Optimizer):
-        pass
-
-    model = network()
-    recorder = dualform.Recorder(model, Own(model.parameters(), {"lr": 0.1}), tmp_path / "m")
-    with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), recorder:
-        pass
-    told = capsys.readouterr().err
-    assert "there is no update rule: attention scores are exact, outputs and weights cannot be rebuilt" in told
 
 
 @pytest.mark.parametrize("way", ["argument", "environment"])

@@ -50,29 +50,6 @@ def keys_by_hooks(model, x):
     return seen
 
 
-@pytest.mark.parametrize("rows", [3, 5], ids=["oblong", "square"])
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_a_transformer_tells_its_layers(tmp_path, batch_first, rows):
-    model = Encoder(batch_first)
-    x = torch.randn(rows, 5, 4) if batch_first else torch.randn(5, rows, 4)
-    layers = None if batch_first or rows != 5 else ["body.*"]
-    opened = opened_on(model, tmp_path / "m", layers=layers)
-    words = np.arange(rows * 5).reshape(rows, 5)
-    expected = keys_by_hooks(model, x)
-    with opened.recorder:
-        one_step(opened, model, x, label=np.arange(rows), word=words)
-    sink = opened.sink
-    for name in expected.keys() & set(sink.layer_names):  # attention's own layers are no modules
-        lying = expected[name] if batch_first else expected[name].transpose(0, 1)
-        np.testing.assert_array_equal(sink.keys(name), lying.reshape(rows * 5, -1).numpy())
-    assert sink.column("row", "token") == [row for row in range(rows) for _ in range(5)]
-    assert sink.column("position", "token") == [*range(5)] * rows
-    assert sink.column("label", "token") == [row for row in range(rows) for _ in range(5)]
-    assert sink.column("word", "token") == [*range(rows * 5)]
-    gradient = sink.values("body.layers.0.linear1").T.astype(np.float64) @ sink.keys("body.layers.0.linear1")
-    np.testing.assert_allclose(gradient, model.body.layers[0].linear1.weight.grad.numpy(), rtol=1e-4, atol=1e-5)
-
-
 def test_a_square_batch_behind_a_time_first_layer_is_refused_until_it_is_said(tmp_path):
     model, x = Encoder(False), torch.randn(5, 5, 4)
     refused = opened_on(model, tmp_path / "refused")
@@ -118,15 +95,6 @@ def test_a_square_batch_passes_where_it_is_said_or_nothing_depends_on_it(tmp_pat
     with opened.recorder:
         one_step(opened, model, x, dataset="a", **(said and {"label": np.arange(4), **said}))
     np.testing.assert_array_equal(opened.sink.keys(""), x.reshape(16, 3).numpy())
-
-
-def test_once_a_batch_was_oblong_a_square_one_is_known(tmp_path):
-    model = Plain(3, 2)
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        one_step(opened, model, torch.randn(2, 4, 3), label=np.arange(2))
-        one_step(opened, model, torch.randn(4, 4, 3), label=np.arange(4))
-    assert opened.sink.column("label", "token")[8:] == [row for row in range(4) for _ in range(4)]
 
 
 def test_a_time_first_batch_is_said_not_fitted(tmp_path):
@@ -180,17 +148,6 @@ def test_layers_that_disagree_are_refused_and_agree_in_spaces_of_their_own(tmp_p
         one_step(opened, model, x, label=[7, 8])
     for space in ("token", "later"):
         assert opened.sink.column("label", space) == [7] * 5 + [8] * 5
-
-
-def test_a_query_set_of_a_time_first_model_comes_row_after_row(tmp_path):
-    model, x = nn.GRU(3, 4), torch.randn(6, 5, 3)
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        with opened.recorder.step():
-            model(x)[0].sum().backward()
-        opened.recorder.query_set("test", x, batch_size=2, batch_dim=1)
-    queries = opened.sink.query_sets["test"][0]["gates"]
-    np.testing.assert_array_equal(queries[:, 4:], x.transpose(0, 1).reshape(30, 3).numpy())
 
 
 class TimeFirst(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from types import SimpleNamespace
 
@@ -41,22 +40,6 @@ def record(path, steps, loss_of, model=None, **said):
                 learn(opened.optimizer, loss_of(model, inputs[-1], number))
             snapshots.append(snapshot(model))
     return opened.sink, inputs, snapshots
-
-
-def test_a_layer_joins_at_the_first_step_that_reaches_it(tmp_path):
-    def loss(model, x, number):
-        hidden = model.second(x)
-        return (model.first(hidden) if number >= 2 else hidden).square().sum()
-
-    sink, _, snapshots = record(tmp_path / "m", 4, loss, label=np.arange(5))
-    assert [layer.name for layer in sink.header.layers] == ["second"]
-    assert [[layer.name for layer in batch.joined] for batch in sink.recorded] == [[], [], ["first"], []]
-    assert sink.batches[2].joined[0].space == "sample"
-    assert not sink.batches[2].joined[0].repeats
-    assert set(sink.header.skipped) == {"first", "third"}
-    assert set(sink.skipped) == {"third"}
-    assert sink.defects == []
-    assert_rebuilt(sink, [{n: w for n, w in values.items() if "third" not in n} for values in snapshots])
 
 
 class Parts(nn.Module):
@@ -147,21 +130,6 @@ def test_where_their_order_is_in_doubt_it_is_told(tmp_path, monkeypatch):
     assert len(opened.sink.keys("layer")) == 2 * 10
 
 
-def test_micro_batches_without_rows_of_their_own(tmp_path):
-    model = Network()
-    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    parts = torch.randn(5, 4), torch.randn(3, 4)
-    with opened.recorder, opened.recorder.step(dataset="a"):
-        for part in parts:
-            model.first(part).square().sum().backward()
-        opened.optimizer.step()
-    sink = opened.sink
-    assert (sink.keys("first") == torch.cat(parts).numpy()).all()
-    assert sink.column("row") == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert sink.column("dataset") == ["a"] * 8
-    assert sink.defects == []
-
-
 def test_micro_batches_with_rows_of_their_own_are_refused(tmp_path):
     def loss(model, x, number):
         return model.first(x[:3]).square().sum() + model.first(x[2:]).square().sum()
@@ -175,39 +143,6 @@ def test_micro_batches_with_rows_of_their_own_are_refused(tmp_path):
         "updates."
     )
     assert caught.value.field == "label"
-
-
-def test_a_shared_layer_that_sees_other_batches_in_each_call(tmp_path):
-    def loss(model, x, number):
-        return model.first(x).square().sum() + model.first(x[:2]).square().sum() + model.second(x).square().sum()
-
-    sink, _, _ = record(tmp_path / "m", 1, loss)
-    assert [(extent.call, extent.rows) for extent in sink.batches[0].extents] == [(0, 5), (1, 2)]
-    assert [(n, [r.call for r in rows]) for n, rows in sink.batches[0].layers.items()] == [
-        ("first", [0, 1]),
-        ("second", [0]),
-    ]
-    assert len(sink.batches[0].samples["label"]) == 5
-
-
-def test_an_empty_call_is_none(tmp_path):
-    def loss(model, x, number):
-        return model.first(x[:0]).sum() + model.first(x).square().sum()
-
-    sink, (x,), _ = record(tmp_path / "m", 1, loss)
-    assert sink.column("call") == [0] * 5
-    assert (sink.keys("first") == x.numpy()).all()
-
-
-def test_a_model_and_its_copy_do_not_share_slots(tmp_path):
-    model = Network()
-    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    x = torch.randn(5, 4)
-    with opened.recorder:
-        twin = copy.deepcopy(model)
-        with opened.recorder.step():
-            (model.first(x) - twin.first(x * 2)).square().sum().backward()
-    assert (opened.sink.keys("first") == x.numpy()).all()
 
 
 class Pair(nn.Module):

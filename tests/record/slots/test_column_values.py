@@ -1,4 +1,4 @@
-"""A column holds what was given, as DuckDB reads it, or refuses it; a new type is a line in the table of types."""
+"""A column holds what was given, as DuckDB reads it, or refuses it."""
 
 from __future__ import annotations
 
@@ -17,51 +17,19 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput
 from dualform.record.column_values import column_of, fitted
 from dualform.record.recorder import Recorder
-from dualform.store import tables
-from dualform.store.maintenance import check
-from dualform.store.tables import Kind, running_digest
-from dualform_client import Client
-from dualform_proto import arrays
-from dualform_service.server import Server
-from dualform_service.settings import ServiceConfig
+from dualform.store.tables import running_digest
 from tests.cases import some
-from tests.trainings import record_steps
 
 X = torch.randn(3, 4)
 
 
 def recorder_of(model, path, **options):
     return Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
-
-
-def test_masked_entries_are_null(tmp_path):
-    model = nn.Linear(4, 2)
-    recorder = recorder_of(model, tmp_path / "m")
-
-    def masked(values):
-        return np.ma.MaskedArray(values, mask=[False, True, False])
-
-    with recorder:
-        for said in (
-            {"label": masked([1, 2, 3]), "weight": masked([0.5, 1.5, 2.5]), "seen": masked([True, True, False])},
-            {"label": np.ma.MaskedArray(5, mask=True), "dataset": masked(["a", "b", "c"])},
-            {"sample": masked(np.array([1, 2**64 - 1, 3], np.uint64)), "at": {"sample": {"w": masked([7, 8, 9])}}},
-        ):
-            with recorder.step(**said):
-                model(X).sum().backward()
-    records = dualform.open(tmp_path / "m").slots(np.arange(9)).records()
-    assert [r["label"] for r in records] == [1, None, 3] + [None] * 6
-    assert [r["weight"] for r in records] == [0.5, None, 2.5] + [None] * 6
-    assert [r["seen"] for r in records] == [True, None, False] + [None] * 6
-    assert [r["dataset"] for r in records] == [None] * 3 + ["a", None, "c"] + [None] * 3
-    assert [r["sample"] for r in records] == [None] * 6 + [1, None, 3]
-    assert [r["w"] for r in records] == [None] * 6 + [7, None, 9]
 
 
 REFUSED = {
@@ -392,14 +360,6 @@ def test_values_of_single_tokens_may_be_missing():
     assert column_of("c", [["a", None], ["b\0", "b"]]).tolist() == [["a", None], ["b\0", "b"]]
 
 
-DAYS = np.array([f"2024-01-0{1 + row % 3}T12:00:00" for row in range(8)], dtype="datetime64[s]")
-
-TIMES = [datetime(2024, 1, 1, 12), datetime(2024, 1, 2, 12), datetime(2024, 1, 3, 12)]
-
-TYPE = 1000
-
-"""A number that the wire has for no type."""
-
 DIGESTS = [
     (pa.array([1, None, 3], pa.int64()), "b302b3068dad1e1b7ec8f2154298a207"),
     (pa.array([1, 2], pa.int32()), "599b02504dfb4d74959bc01b3f923d03"),
@@ -412,81 +372,6 @@ DIGESTS = [
 """As memories have them that were written before other types were added."""
 
 
-@pytest.fixture
-def timestamps(monkeypatch):
-    kind = Kind(pa.timestamp("us"), np.dtype("datetime64[us]"), "M", "timestamps")
-    monkeypatch.setitem(tables.KINDS, "TIMESTAMP", kind)
-
-
-@pytest.fixture
-def path(tmp_path, timestamps):
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m"),
-        optimizer,
-        (DAYS if step else np.ma.MaskedArray(DAYS, mask=np.arange(8) == 7) for step in range(4)),
-        lambda seen: cross_entropy(model(torch.randn(8, 3)), torch.arange(8) % 2),
-        seen=lambda seen: seen,
-    )
-    return tmp_path / "m"
-
-
-def test_a_line_in_the_table_is_all_that_a_memory_needs(path):
-    assert check.check_memory(path) == []
-    with dualform.open(path) as memory:
-        assert memory.info().columns["sample"]["seen"] == "TIMESTAMP"
-        sums = memory.group_sum("", np.ones(3, np.float32), by="seen")
-        assert sums.groups == ((TIMES[0],), (TIMES[1],), (TIMES[2],), (None,))
-        assert sums.counts.tolist() == [12, 11, 8, 1]
-        later = memory.topk("", np.ones(3, np.float32), k=40, where="seen > CAST('2024-01-01 13:00:00' AS TIMESTAMP)")
-        assert len(later.slots[0]) == 19
-        assert {row["seen"] for row in memory.slots(later).records()} == set(TIMES[1:])
-        (row,) = memory.sql("SELECT count(*) AS slots, max(seen) AS last FROM slots WHERE seen IS NOT NULL").records()
-        assert (row["slots"], row["last"]) == (31, str(TIMES[2]))
-
-
-def test_what_the_wire_does_not_carry_is_refused_by_name_until_its_table_has_a_line_for_it(path, monkeypatch):
-    with (
-        dualform.open(path) as engine,
-        Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server,
-        Client(server.address) as client,
-    ):
-        hits = client.topk("", np.ones(3, np.float32), k=2)
-        for ask in (
-            lambda: client.group_sum("", np.ones(3, np.float32), by="seen"),
-            lambda: client.topk("", np.ones(3, np.float32), k=1, by=("step", "seen")),
-            lambda: client.slots(hits),
-        ):
-            with pytest.raises(BadInput, match=r"column 'seen' .* type datetime.*, which the wire does not carry"):
-                ask()
-        dtype = np.dtype("<M8[us]")
-        monkeypatch.setitem(arrays.WIRE_TYPES, TYPE, dtype)
-        monkeypatch.setitem(arrays.ELEMENT_TYPES, dtype, TYPE)
-        for memory in (engine, client):
-            sums = memory.group_sum("", np.ones(3, np.float32), by=("seen",))
-            assert sums.groups == ((TIMES[0],), (TIMES[1],), (TIMES[2],), (None,))
-            best = memory.topk("", np.ones(3, np.float32), k=1, by=("seen",))
-            assert best.groups == sums.groups
-        assert client.slots(hits).records() == engine.slots(hits).records()
-
-
 @pytest.mark.parametrize(("column", "digest"), DIGESTS)
 def test_digests_are_what_they_were(column, digest):
     assert running_digest("", column) == digest
-
-
-def test_single_tokens_have_columns_of_the_new_type(tmp_path, timestamps):
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "m", keys=False),
-        optimizer,
-        2,
-        lambda _: cross_entropy(model(torch.randn(2, 4, 3)).reshape(8, 2), torch.arange(8) % 2),
-        seen=DAYS.reshape(2, 4),
-    )
-    assert check.check_memory(tmp_path / "m") == []
-    with dualform.open(tmp_path / "m") as memory:
-        seen = [row["seen"] for row in memory.slots(range(16)).records()]
-    assert seen == DAYS.astype("datetime64[us]").tolist() * 2

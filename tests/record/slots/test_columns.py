@@ -12,7 +12,6 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput, RecordingError
-from dualform.record.discovery.followed_rows import FollowedRows
 from dualform.record.slots.columns import Metadata
 from tests.record.listed import Opened, batches, rows_of, small_net
 from tests.trainings import learn, record_steps
@@ -37,41 +36,6 @@ class Tokens(nn.Module):
 
     def forward(self, x):
         return self.sample(torch.relu(self.token(x)).mean(1))
-
-
-def test_samples(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path)
-    (x, y), (other, _) = batches(2, rows=4)
-    with opened.recorder:
-        one_step(
-            opened,
-            model,
-            x,
-            dataset="a",
-            label=y,
-            sample=np.arange(10, 14),
-            weight=[0.5, 1, 2, 3],
-            kind=["p", None, "q", "p"],
-        )
-        one_step(opened, model, other, dataset=["a", "b", "a", "b"])
-    sink = opened.sink
-    assert sink.column("row") == [0, 1, 2, 3] * 2
-    assert sink.column("position") == [None] * 8
-    assert sink.column("dataset") == ["a"] * 4 + ["a", "b", "a", "b"]
-    assert sink.column("label") == [*y.tolist(), None, None, None, None]
-    assert sink.column("sample") == [10, 11, 12, 13, None, None, None, None]
-    assert sink.column("weight") == [0.5, 1.0, 2.0, 3.0, None, None, None, None]
-    assert sink.column("kind") == ["p", None, "q", "p", None, None, None, None]
-    types = {name: column.dtype for name, column in sink.batches[1].samples.items()}
-    assert types == {
-        "dataset": object, "label": np.int64, "sample": np.int64, "weight": np.float64, "kind": object,
-    }  # fmt: skip
-    assert [(e.space, e.call, e.rows, e.length, e.row, e.position) for e in sink.batches[1].extents] == [
-        ("sample", 0, 4, None, None, None)
-    ]
-    assert [layer.repeats for layer in sink.header.layers] == [True, False, False]
-    assert {layer.space for layer in sink.header.layers} == {"sample"}
 
 
 def test_padding_that_reaches_the_loss_is_a_defect(tmp_path):
@@ -143,36 +107,6 @@ def test_columns_are_those_of_the_first_step(tmp_path):
             one_step(opened, model, x, weight=1, other=2)
         one_step(opened, model, x)
     assert opened.sink.column("weight") == [1] * 8 + [None] * 8
-
-
-class Uneven(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
-        self.rows = 3
-
-    def forward(self, x):
-        return self.first(x).sum() + self.second(x[: self.rows]).sum()
-
-
-def test_a_layer_that_parts_later_has_no_rows_at_that_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(FollowedRows, "of", lambda *_: None)  # as in compiled code
-    model = Uneven()
-    model.rows = 8
-    opened = opened_on(model, tmp_path)
-    with opened.recorder:
-        for rows in (8, 3, 8):
-            model.rows = rows
-            with pytest.warns(RuntimeWarning, match="^layers 'first'") if rows == 3 else nullcontext():
-                one_step(opened, model, torch.randn(8, 5), label=np.arange(8))
-    assert [list(batch.layers) for batch in opened.sink.recorded] == [
-        ["first", "second"],
-        ["first"],
-        ["first", "second"],
-    ]
-    assert opened.sink.defects == [
-        ("second", 1, "layers 'first' and 'second' saw different batches at step 1: [8] and [3]")
-    ]
 
 
 def test_a_layer_whose_rank_changes_has_no_rows_at_that_step(tmp_path):
@@ -337,7 +271,7 @@ def test_a_column_does_not_take_the_name_of_a_budget_s(tmp_path):
         assert memory.info().steps == STEPS
 
 
-@pytest.mark.parametrize("name", ["run", "Run"])
+@pytest.mark.parametrize("name", ["Run"])
 def test_where_a_column_named_run_was_not_said_it_is_missing(tmp_path, name):
     training, slots = Resumed(tmp_path / "m"), 2 * ROWS * STEPS
     training.record({})

@@ -16,7 +16,6 @@ from tests.record.taps.block_trainings import (
     CLASSES,
     Attending,
     B,
-    Conv1D,
     D,
     L,
     Packed,
@@ -26,48 +25,10 @@ from tests.record.taps.block_trainings import (
     assert_live,
     brought,
     parted,
-    sgd,
     statuses,
     train,
 )
 from tests.trainings import record_steps
-
-
-def test_a_transposed_weight(tmp_path):
-    model = Transposed()
-    seen = []
-    model.up.register_forward_hook(lambda module, args, output: seen.append(args[0].detach().clone().reshape(-1, D)))
-    initial = train(model, tmp_path / "m", momentum_before=3)
-    with dualform.open(tmp_path / "m") as memory:
-        assert_exact(memory, ["up", "down", "head"])
-        np.testing.assert_array_equal(memory.keys("up"), torch.cat(seen[3:]).numpy())
-        assert_live(memory, model)
-        queries = torch.randn(4, D, generator=torch.Generator().manual_seed(5))
-        np.testing.assert_allclose(
-            np.asarray(memory.output("up", queries.numpy())), model.up(queries).detach().numpy(), atol=1e-5
-        )
-        np.testing.assert_array_equal(memory.weights(at_step=0)["up.weight"].numpy(), initial["up.weight"].numpy())
-        assert memory.weights().not_recorded == ()
-
-
-def test_a_transposed_weight_with_a_forward_of_its_own_is_not_recorded(tmp_path):
-    class Doubled(Conv1D):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    model = nn.Sequential(Conv1D(D, 5), Doubled(5, CLASSES))
-    recorder = dualform.Recorder(model, sgd(model), tmp_path / "m")
-    assert recorder.skipped == {"1": "Doubled has a forward of its own"}
-
-
-def test_columns_of_a_transposed_weight(tmp_path):
-    model = Packed()
-    train(model, tmp_path / "m", model.taps, momentum_before=2)
-    with dualform.open(tmp_path / "m") as memory:
-        assert_exact(memory, ["q", "k", "v", "head"])
-        assert_live(memory, model)
-        assert memory.weights().not_recorded == ()
-
 
 # Tied weights, one of them transposed.
 
@@ -117,20 +78,12 @@ class Pointwise(nn.Module):
         return self.head(torch.relu(self.product(pixels, self.conv.weight.flatten(1), self.conv.bias)).mean(1))
 
 
-def test_a_weight_of_four_axes(tmp_path):
-    model = Pointwise().to(memory_format=torch.channels_last)
-    train(model, tmp_path / "m", [model.product], shape=(B, 4, 3, 3))
-    with dualform.open(tmp_path / "m") as memory:
-        assert_exact(memory, ["pixels", "head"])
-        assert_live(memory, model)
-
-
 # An optimizer that is run again.
 
 
 @pytest.mark.parametrize("network", [Transposed, Packed, TiedTransposed, Pointwise])
 def test_blocks_under_adamw(tmp_path, network):
-    model = network()
+    model = network().to(memory_format=torch.channels_last)
     taps = [tap for name in ("taps", "decode", "product") for tap in np.ravel(getattr(model, name, []))]
     shape = (B, 4, 3, 3) if network is Pointwise else (B, L, D)
     train(model, tmp_path / "m", taps, shape=shape, momentum_before=3, make=adamw)
@@ -140,34 +93,6 @@ def test_blocks_under_adamw(tmp_path, network):
         for name, value in memory.weights().items():
             unrecorded_change, left = parted(memory, name)
             assert 1e-4 < np.abs(left - unrecorded_change).max() < np.abs(value.numpy() - unrecorded_change).max() + 0.1
-
-
-def test_queries_keys_and_values_of_one_parameter(tmp_path):
-    model = Attending()
-    train(model, tmp_path / "m", model.attend.taps, momentum_before=3)
-    with dualform.open(tmp_path / "m") as memory:
-        assert memory.info().skipped == {}
-        assert_exact(memory, ["q", "k", "v", "stem", "head"])
-        for tap in model.attend.taps:
-            np.testing.assert_array_equal(memory.keys(tap.name), torch.cat(tap.seen).numpy())
-        assert_live(memory, model)
-        assert memory.weights().not_recorded == ()
-        x = torch.randn(4, D, generator=torch.Generator().manual_seed(5))
-        for i, part in enumerate("qkv"):
-            rows = slice(D * i, D * i + D)
-            live = linear(x, model.attend.in_proj_weight[rows], model.attend.in_proj_bias[rows])
-            np.testing.assert_allclose(np.asarray(memory.output(part, x.numpy())), live.detach().numpy(), atol=1e-5)
-
-
-def test_what_a_mask_leaves_of_a_block_is_what_its_slots_brought(tmp_path):
-    model = Attending()
-    train(model, tmp_path / "m", model.attend.taps)
-    name = "attend.in_proj_weight"
-    with dualform.open(tmp_path / "m") as memory:
-        unrecorded_change, left = parted(memory, name)
-        by_hand = np.concatenate([brought(memory, part, "a") for part in "qkv"])
-        np.testing.assert_allclose(left - unrecorded_change, by_hand, atol=1e-6)
-        assert np.abs(by_hand).max() > 1e-2
 
 
 def test_numbers_written_by_hand_are_seen_in_their_block_alone(tmp_path):
@@ -219,32 +144,6 @@ def test_a_training_goes_on_in_a_folder_of_its_own(tmp_path):
     with dualform.open([tmp_path / "one", tmp_path / "two"]) as memory:
         assert_exact(memory, ["q", "k", "stem", "head"])
         assert_live(memory, model)
-
-
-def test_a_block_under_adamw_is_what_it_is_as_a_parameter_of_its_own(tmp_path):
-    class Single(nn.Module):
-        """Packed with q, k and v apart."""
-
-        def __init__(self):
-            super().__init__()
-            packed = Packed()
-            self.head, parts = packed.head, packed.c_attn.detach().split(D, 1)
-            for part, weight in zip("qkv", parts, strict=True):
-                layer = nn.Linear(D, D, bias=False)
-                layer.weight.data = weight.T.contiguous()
-                setattr(self, part, layer)
-
-        def forward(self, x):
-            q, k, v = self.q(x), self.k(x), self.v(x)
-            return self.head((torch.softmax(q @ k.transpose(1, 2) / D**0.5, -1) @ v).mean(1))
-
-    packed = Packed()
-    train(packed, tmp_path / "packed", packed.taps, make=adamw)
-    train(Single(), tmp_path / "single", make=adamw)
-    with dualform.open(tmp_path / "packed") as one, dualform.open(tmp_path / "single") as other:
-        for where in (None, "dataset = 'a'"):
-            expected = np.concatenate([other.weights(where)[f"{part}.weight"].numpy() for part in "qkv"]).T
-            np.testing.assert_allclose(one.weights(where)["c_attn"].numpy(), expected, atol=2e-6)
 
 
 # What has no block.

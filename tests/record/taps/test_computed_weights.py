@@ -135,13 +135,6 @@ def test_a_convolution_and_an_embedding(tmp_path):
         assert {name: one.exact for name, one in memory.verify().items()} == {"0": False, "1": False, "3": True}
 
 
-def test_frozen_ones_are_said_to_be(tmp_path):
-    model = network("weight norm")
-    model[0].requires_grad_(False)
-    made = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    assert made.skipped == {"0": "its weight is frozen"}
-
-
 class Quantized(nn.Linear):
     """As bases of adapters are: rounded numbers in a buffer."""
 

@@ -1,4 +1,4 @@
-"""Taps of products by hand, by `dualform.tap` and by your own kind of layer; and your own kind of shard."""
+"""Taps of products by hand, by `dualform.tap` and by your own kind of layer."""
 
 from __future__ import annotations
 
@@ -8,39 +8,22 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform import Recorder, tap
 from dualform.errors import BadInput, RecordingError
-from dualform.record.layout import KeyForm
-from dualform.record.ranks import TrainingShard
-from dualform.record.taps import Call, ModuleTap, Parameter
+from dualform.record.taps import Parameter
 from dualform.record.taps.matrix import LISTENING
-from dualform.store.files.segment import npy
 from dualform.store.maintenance.check import check_memory
 from dualform.store.maintenance.copying import copy_memory
-from dualform.store.reading.snapshot import Snapshot
-from dualform.store.sources.key_format import KeyFormat, MadeRows, float32_rows
-from dualform.store.writing.writer import Writer
 from tests.record.listed import Opened
 from tests.record.product_tap import Product
-from tests.record.taps.block_trainings import assert_exact
-from tests.trainings import learn, take_steps
+from tests.trainings import take_steps
 
 
 def product(weight):
     d_out, d_in = weight.shape
     return Product("weight", d_in, d_out, {Parameter("weight", 0, d_in): weight})
-
-
-def test_a_layer_says_what_its_product_was_computed_in(tmp_path):
-    for dtype, said in ((torch.bfloat16, "bfloat16"), (torch.float64, "float32"), (torch.float32, "float32")):
-        model = nn.Linear(3, 2, dtype=dtype)
-        opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-        with opened.recorder, opened.recorder.step():
-            model(torch.randn(4, 3, dtype=dtype)).square().sum().backward()
-        assert [layer.dtype for layer in opened.sink.layers] == [said]
 
 
 class Products(nn.Module):
@@ -146,29 +129,6 @@ def test_without_a_recorder_it_is_the_product_alone():
     assert LISTENING == []
 
 
-def test_each_name_is_a_layer_whose_record_is_exact(tmp_path):
-    model = Tied()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    recorder = dualform.Recorder(model, optimizer, tmp_path / "m")
-    generator = torch.Generator().manual_seed(1)
-    with recorder:
-        take_steps(
-            recorder,
-            optimizer,
-            (torch.randint(WORDS, (ROWS,), generator=generator) for _ in range(3)),
-            lambda words: model(words).square().sum(),
-            label=np.arange(ROWS),
-        )
-    with dualform.open(tmp_path / "m") as memory:
-        sizes = {layer.name: (layer.d_in, layer.d_out, layer.slots) for layer in memory.info().layers}
-        assert sizes == {"embedding": (WORDS, WIDTH, 15), "second": (WIDTH, WIDTH, 15), "head": (WIDTH, WORDS, 15)}
-        assert max(found.reconstruction_error for found in memory.verify().values()) <= 1e-5
-        weights = memory.weights()
-        np.testing.assert_allclose(weights["embedding.weight"], model.embedding.weight.detach(), atol=2e-6)
-        np.testing.assert_allclose(weights["pair"], model.pair.detach(), atol=2e-6)
-    assert LISTENING == []
-
-
 @pytest.mark.parametrize(
     ("weight", "why"),
     [
@@ -224,9 +184,10 @@ def test_a_name_that_is_first_told_later_is_told_of(tmp_path):
     assert opened.sink.layer_names == ["embedding", "second", "head"]
 
 
-@pytest.mark.parametrize("name", ["..", "x" * 237, "a/b\\c:\0"])
-def test_a_layer_may_have_any_name(tmp_path, name):
-    model = Tied(name)
+def test_a_layer_may_have_any_name(tmp_path):
+    model, names = Tied(), ["..", "x" * 237, "a/b\\c:\0"]
+    blocks = [*zip(names, (model.pair[0], model.pair[1], model.embedding.weight), strict=True)]
+    model.forward = lambda words: sum(dualform.tap(model.embedding(words), own, name).sum(1) for name, own in blocks)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     words, spaces = torch.arange(ROWS), {"embedding": "sample"}
     recorder = dualform.Recorder(model, optimizer, tmp_path / "m", spaces=spaces, quiet=True)
@@ -234,16 +195,18 @@ def test_a_layer_may_have_any_name(tmp_path, name):
         take_steps(recorder, optimizer, 2, lambda _: model(words).square().sum(), label=np.arange(ROWS))
         recorder.query_set("test", words, label=np.arange(ROWS))
     with dualform.open(tmp_path / "m") as memory:
-        assert len(memory.topk(name, "test", k=2).slots[0]) == 2
-        assert memory.verify()[name].exact
+        for name in names:
+            assert len(memory.topk(name, "test", k=2).slots[0]) == 2
+            assert memory.verify()[name].exact
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
-    assert len(list((tmp_path / "m" / "shard-00000" / "layers").iterdir())) == 3
+    assert len(list((tmp_path / "m" / "shard-00000" / "layers").iterdir())) == 4
     copy_memory(tmp_path / "m", tmp_path / "copy")
     dualform.delete(tmp_path / "copy", "label = 1")
     for path in ("m", "copy"):
         assert check_memory(tmp_path / path) == []
     with dualform.open(tmp_path / "copy") as memory:
-        assert len(memory.topk(name, np.ones((1, WIDTH), np.float32), k=2).slots[0]) == 2
+        for name in names:
+            assert len(memory.topk(name, np.ones((1, WIDTH), np.float32), k=2).slots[0]) == 2
 
 
 @pytest.mark.parametrize("name", [None, 7, "\ud800"])
@@ -251,136 +214,6 @@ def test_a_name_that_is_no_text_is_refused(name):
     x, weight = torch.randn(ROWS, WIDTH), nn.Parameter(torch.randn(3, WIDTH))
     with pytest.raises(dualform.errors.BadInput, match="cannot name a layer"):
         dualform.tap(x, weight, name)
-
-
-MAPS, STEPS = 4, 6
-
-
-class SignRows(MadeRows):
-    def make(self, rows):
-        matrix, places = self.stored.holding(rows)
-        return matrix[places].astype(np.float32)
-
-
-class Places(KeyForm):
-    """Keys [B, H * W, C] of whole maps, all of them signs."""
-
-    space = "place"
-    batch_axis = 0
-
-    def source_of(self, dtype):
-        return "signs"
-
-
-class TappedTransposed(ModuleTap):
-    """nn.ConvTranspose2d without bias: each place of its input brings a product of its own to the output."""
-
-    key_form = Places()
-
-    def __init__(self, name, module, values=True):
-        super().__init__(name, module, values)
-        self.d_in, self.d_out = module.weight.shape[0], module.weight[0].numel()
-        self.parameters = {Parameter(f"{name}.weight", 0, self.d_in, transposed=True): module.weight}
-
-    def call_of(self, args, kwargs, output):
-        return Call(args[0].detach().flatten(2).transpose(1, 2), (output,), raw=False, argument=args[0])
-
-    def error_of(self, key, kept, gradients):
-        patches = nn.functional.unfold(gradients[0], self.module.kernel_size, stride=self.module.stride)
-        return patches.transpose(1, 2)
-
-
-@pytest.fixture
-def signs():
-    class Signs(KeyFormat, source="signs"):
-        """Keys of -1, 0 and 1, stored in a byte each."""
-
-        @property
-        def forms(self):
-            return (npy("|i1", self.d_in),)
-
-        def accepted(self, keys):
-            return float32_rows(keys, self.d_in).astype(np.int8)
-
-        def source(self, stored):
-            return SignRows(stored, stored.first_row, self.d_in)
-
-    yield Signs
-    del KeyFormat.named["signs"]
-
-
-class Upsampling(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.up, self.head = nn.ConvTranspose2d(3, 2, 2, stride=2, bias=False), nn.Linear(2, 3)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.up(x)).mean((2, 3)))
-
-
-def test_a_transposed_convolution_of_ones_own(tmp_path, signs):
-    shape = 5, 4
-    model = Upsampling()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    given = []
-    with Recorder(model, optimizer, tmp_path / "m", taps=[TappedTransposed("up", model.up)]) as recorder:
-        for _ in range(STEPS):
-            given.append(torch.randn(MAPS, 3, *shape).sign())
-            with recorder.step(label=np.arange(MAPS) % 3):
-                learn(optimizer, cross_entropy(model(given[-1]), torch.arange(MAPS) % 3))
-    assert_exact(dualform.open(tmp_path / "m"), ["up", "head"])
-    memory = Snapshot.open(tmp_path / "m")
-    assert {name: (layer.space, layer.source) for name, layer in memory.layers.items()} == {
-        "up": ("place", "signs"), "head": ("sample", "rows"),
-    }  # fmt: skip
-    count = STEPS * MAPS * shape[0] * shape[1]
-    wanted = torch.cat([maps.flatten(2).transpose(1, 2).reshape(-1, 3) for maps in given]).numpy()
-    np.testing.assert_array_equal(dualform.open(tmp_path / "m").keys("up", np.arange(count)), wanted)
-
-
-class Solo:
-    """A kind of shard for one process, which writes the first of one."""
-
-    number, parted = 0, ""
-
-    def __init__(self):
-        self.updates, self.added, self.closed = [], 0, False
-
-    def agree(self, update, step, recorded):
-        self.updates.append((update, step))
-        return recorded
-
-    def summed(self, numbers, about):
-        self.added += 1
-        return numbers
-
-    def check_folder(self, path):
-        """It is new."""
-
-    def writer(self, header):
-        return Writer(header)
-
-    def close(self):
-        self.closed = True
-
-
-def train_shard(recorder, model, optimizer):
-    with recorder:
-        take_steps(
-            recorder, optimizer, STEPS, lambda _: model(torch.randn(MAPS, 3)).square().sum(), label=np.arange(MAPS)
-        )
-
-
-def test_a_kind_of_shard_of_ones_own(tmp_path):
-    torch.manual_seed(0)
-    model, shard = nn.Linear(3, 2), Solo()
-    assert isinstance(shard, TrainingShard)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train_shard(Recorder(model, optimizer, tmp_path / "m", ranks=shard), model, optimizer)
-    assert shard.updates == [("of the step that runs", step) for step in range(STEPS)]
-    assert (shard.added, shard.closed) == (STEPS, True)
-    assert all(own.exact for own in dualform.open(tmp_path / "m").verify().values())
 
 
 def test_what_is_no_shard_is_refused(tmp_path):

@@ -1,7 +1,5 @@
 """Views: parts of one stored layer that are asked like layers; against layers of their own, trained beside."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import BadInput, NotFound
 from tests.cases import pairwise
-from tests.record.taps.block_trainings import adamw, assert_exact, assert_live, sgd
+from tests.record.taps.block_trainings import adamw, assert_exact, sgd
 from tests.record.taps.test_convolution import CLASSES
 from tests.trainings import record_steps, take_steps
 
@@ -82,15 +80,6 @@ def name(request):
 
 def queries(memory, name):
     return memory.keys(name, [1, 7, 30]) + np.float32(0.25)
-
-
-def test_a_grouped_convolution_is_exact(memories):
-    whole, _, live = memories
-    assert_exact(whole, ["first", "second", "head"])
-    assert_live(whole, live)
-    shapes = {layer.name: (layer.d_in, layer.d_out) for layer in whole.info().layers}
-    assert shapes["first"] == (2 * G * 9, 4 * G)
-    assert shapes["second"] == (4 * G * 4, 8 * G)
 
 
 def test_keys_and_values_of_a_group(memories, name):
@@ -208,36 +197,6 @@ def test_the_whole_name_has_no_scores(memories):
     ):
         with pytest.raises(BadInput, match=message):
             ask()
-
-
-def test_one_layer_is_stored(memories):
-    whole, _, _ = memories
-    manifest = json.loads((whole.path / "memory.json").read_text())
-    first, _, head = manifest["layers"]
-    assert first["groups"] == G
-    assert not {"groups", "views"} & set(head)
-    assert sorted(path.name for path in (whole.path / "shard-00000" / "layers").iterdir()) == [
-        "first",
-        "head",
-        "second",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "size", "make", "options"),
-    [
-        (nn.Conv3d, (3, 4, 3), adamw, {"padding": 1, "bias": False}),
-        (nn.Conv2d, (5, 5), sgd, {"padding": 1, "padding_mode": "circular"}),
-    ],
-    ids=["three dimensions, AdamW", "circular"],
-)
-def test_other_grouped_convolutions(tmp_path, kind, size, options, make):
-    live = Grouped(kind=kind, **options)
-    train(live, tmp_path / "m", make, size)
-    with dualform.open(tmp_path / "m") as memory:
-        assert_exact(memory, ["first", "second", "head"])
-        masked = memory.weights(where="dataset = 'a'")
-        assert masked["first.weight"].shape == live.first.weight.shape
 
 
 def test_entries_of_large_groups_are_watched(tmp_path):
