@@ -117,7 +117,7 @@ def _started() -> Iterator[duckdb.DuckDBPyConnection]:
         # What rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
         connection.execute("RESET memory_limit")
     except BaseException:
-        connection.close()  # a transaction that nobody ends would hold the file
+        connection.close()
         raise
     if idle:
         connection.close()
@@ -131,10 +131,14 @@ def _attached(connection: duckdb.DuckDBPyConnection, path: Path, options: str = 
     place = duckdb_path(path).replace("'", "''")
     with ExitStack() as held:
         _waited(path, lambda: connection.execute(f"ATTACH '{place}' AS shard ({options})"), held)
-        connection.execute("USE shard")
-        yield
-        connection.execute("USE memory")
-        connection.execute("DETACH shard")
+        try:
+            connection.execute("USE shard")
+            yield
+            connection.execute("USE memory")
+            connection.execute("DETACH shard")
+        except BaseException:
+            connection.close()  # a transaction that nobody ends would hold the file
+            raise
 
 
 def _waited(path: Path, open_file: Callable[[], _Found], held: ExitStack) -> _Found:

@@ -162,7 +162,7 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
         )
     every = mask.selection(view, stored, None, check)
     whole = group_entries(view, stored, every, resolved.question.by, check) if own_sums(view, stored, check) else None
-    if whole is None or len(whole.keys) > 2 * groups:
+    if whole is None or len(whole.keys) > 2 * groups or every.count > 2 * slots:
         return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check)
     # The groups of all slots, less what the mask leaves out of each of those that remain.
     kept, own = resolved.selection.entries, whole.numbers
