@@ -173,7 +173,8 @@ def recorded(path, names, batch_dim=None):
         for step in range(2):
             x, numbers = inputs(step)
             found.weights.append({key: own.clone() for key, own in model.state_dict().items()})
-            with recorder.step(label=torch.arange(B) % 3, sample=numbers[:, 0, 0].long(), batch_dim=batch_dim):
+            said = {"label": torch.arange(B) % 3, "sample": numbers[:, 0, 0].long()}
+            with recorder.step(**said, at={"token": {"tens": 10 * torch.arange(B)}}, batch_dim=batch_dim):
                 learn(optimizer, model(x, numbers))
         recorder.query_set("test", inputs(0))
     return found
@@ -209,6 +210,8 @@ def test_slots_of_each_sample_make_the_gradient_of_its_own_loss(asked, others, n
                 np.testing.assert_allclose(values[mine].T @ keys[mine], expected, atol=2e-6, err_msg=layer)
                 assert (table["label"][mine] == sample % 100 % 3).all()
                 assert (table["row"][mine] == sample % 100).all()
+                if found.spaces[layer] == "token":
+                    assert (table["tens"][mine] == 10 * (sample % 100)).all()
 
 
 def _slots_of(memory, layer, space):
@@ -216,7 +219,7 @@ def _slots_of(memory, layer, space):
     keys, values = (own.astype(np.float64) for own in (memory.keys(layer), memory.values(layer)))
     every = memory.topk(layer, np.ones(D, np.float32), k=len(keys))
     table = memory.slots(np.sort(np.ravel(every.slots)), space)
-    return keys, values, {name: np.ma.filled(table[name], -1) for name in ("row", "sample", "label", "position")}
+    return keys, values, {name: np.ma.filled(own, -1) for name, own in table.items() if name not in ("dataset",)}
 
 
 def check_queries(recorded):
