@@ -7,21 +7,13 @@ Importing this package loads no web server. The first call of `explore` does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dualform.extras import missing_package
+from dualform.extras import loaded_on_use
 
 if TYPE_CHECKING:
     from dualform_explorer.server import explore as explore
 
 __all__ = ["explore"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "explore":
-        raise AttributeError(f"module 'dualform_explorer' has no attribute {name!r}")
-    try:
-        from dualform_explorer.server import explore
-    except ImportError as error:
-        raise missing_package(error) or error from None
-    return explore
+__getattr__ = loaded_on_use(__name__, {"explore": (f"{__name__}.server", "explore")})

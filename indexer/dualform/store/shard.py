@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,7 +89,7 @@ def opened(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises Locked where it is held for too long.
     """
-    with _started() as connection, _attached(connection, path, "TYPE duckdb, READ_ONLY"):
+    with _attached(path, "TYPE duckdb, READ_ONLY") as connection:
         connection.execute("RESET threads")  # as many as there are processors, for tables that have many rows
         yield connection
         connection.execute("SET threads = 1")
@@ -99,46 +99,41 @@ _IDLE: dict[int, list[duckdb.DuckDBPyConnection]] = {}
 """By process, at most one that waits. What a fork leaves of its parent's may be locked."""
 
 
+def _started() -> duckdb.DuckDBPyConnection:
+    """A DuckDB of no file, for one user at a time."""
+    with suppress(IndexError):
+        return _IDLE.setdefault(os.getpid(), []).pop()
+    # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
+    with held_back():
+        connection = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
+    connection.execute(_QUIET)
+    return connection
+
+
 @contextmanager
-def _started() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A DuckDB of no file, which nobody else uses meanwhile. Starting one takes 20 ms, so that one is kept for whoever
-    comes next; none in which anything failed.
+def _attached(path: Path, options: str = "TYPE duckdb") -> Iterator[duckdb.DuckDBPyConnection]:
+    """A DuckDB whose statements name the file's tables. Starting one takes 20 ms, so that one is kept for whoever comes
+    next; none in which anything failed. Raises Locked where another process holds the file for too long.
     """
+    place = duckdb_path(path).replace("'", "''")
+    with ExitStack() as held:
+        connection = _started()
+        try:
+            _waited(path, lambda: connection.execute(f"ATTACH '{place}' AS shard ({options})"), held)
+            connection.execute("USE shard")
+            yield connection
+            connection.execute("USE memory")
+            connection.execute("DETACH shard")
+            # What rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
+            connection.execute("RESET memory_limit")
+        except BaseException:
+            connection.close()  # a transaction that nobody ends would hold the file
+            raise
     idle = _IDLE.setdefault(os.getpid(), [])
-    try:
-        connection = idle.pop()
-    except IndexError:
-        # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
-        with held_back():
-            connection = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
-        connection.execute(_QUIET)
-    try:
-        yield connection
-        # What rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
-        connection.execute("RESET memory_limit")
-    except BaseException:
-        connection.close()
-        raise
     if idle:
         connection.close()
     else:
         idle.append(connection)
-
-
-@contextmanager
-def _attached(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "TYPE duckdb") -> Iterator[None]:
-    """Statements name the file's tables. Raises Locked where another process holds it for too long."""
-    place = duckdb_path(path).replace("'", "''")
-    with ExitStack() as held:
-        _waited(path, lambda: connection.execute(f"ATTACH '{place}' AS shard ({options})"), held)
-        try:
-            connection.execute("USE shard")
-            yield
-            connection.execute("USE memory")
-            connection.execute("DETACH shard")
-        except BaseException:
-            connection.close()  # a transaction that nobody ends would hold the file
-            raise
 
 
 def _waited(path: Path, open_file: Callable[[], _Found], held: ExitStack) -> _Found:
@@ -212,7 +207,7 @@ def append(
 @contextmanager
 def _writing(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A transaction that writes to the file, which is held only meanwhile."""
-    with _started() as connection, _attached(connection, path):
+    with _attached(path) as connection:
         connection.execute("BEGIN")
         yield connection
         connection.execute("COMMIT")

@@ -143,7 +143,7 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
     """float64[n, G, d_out]. Slot by slot where a slot has a share and that is less work; else in passes over the
     training, each with as many groups as have room.
     """
-    view, layer, queries, at_step = resolved.view, resolved.layer, resolved.queries, resolved.question.at_step
+    view, layer, queries = resolved.view, resolved.layer, resolved.queries
     stored, groups = layer.stored, len(grouped.keys)
     slots = resolved.selection.count
     few = len(queries) * slots <= _PRODUCTS * slots + _UPDATES * groups * view.snapshot.steps
@@ -160,24 +160,33 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
             'where="label < 10".',
             field="by",
         )
+    found = _of_all_slots(resolved, grouped, check)
+    return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check) if found is None else found
+
+
+def _of_all_slots(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> Doubles | None:
+    """float64[n, G, d_out]: the groups of all slots, less what the mask leaves out of those that it parts. None if that
+    is more work than to sum what stays, or loses digits.
+    """
+    view, stored, question, kept = resolved.view, resolved.layer.stored, resolved.question, resolved.selection
     every = mask.selection(view, stored, None, check)
-    whole = group_entries(view, stored, every, resolved.question.by, check) if own_sums(view, stored, check) else None
-    if whole is None or len(whole.keys) > 2 * groups or every.count > 2 * slots:
-        return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check)
-    # The groups of all slots, less what the mask leaves out of each of those that remain.
-    kept, own = resolved.selection.entries, whole.numbers
-    place = np.empty(groups, dtype=np.int64)
-    place[grouped.numbers[stored.name][kept]] = own[kept]
+    if every.count > 2 * kept.count or not own_sums(view, stored, check):
+        return None
+    whole = group_entries(view, stored, every, question.by, check)
+    if len(whole.keys) > 2 * len(grouped.keys):
+        return None
+    place = np.empty(len(grouped.keys), dtype=np.int64)
+    place[grouped.numbers[stored.name][kept.entries]] = whole.numbers[kept.entries]
     parted = np.zeros(len(whole.keys), dtype=bool)
     parted[place] = grouped.counts < whole.counts[place]
-    gone = left_out(view, stored, resolved.selection, at_step, check) if parted.any() else None
-    if gone is None and parted.any():
-        return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check)
-    found = _of_groups(resolved, every, {stored.name: own}, len(whole.keys), check)
+    gone = left_out(view, stored, kept, question.at_step, check) if parted.any() else None
+    if parted.any() and gone is None:
+        return None
+    found = _of_groups(resolved, every, {stored.name: whole.numbers}, len(whole.keys), check)
     if gone is not None:
-        entries = gone.entries[parted[own[gone.entries]]]
-        fewer, numbers = dense(own[entries], len(whole.keys), check)
-        of_gone = np.full(len(own), len(fewer))
+        entries = gone.entries[parted[whole.numbers[gone.entries]]]
+        fewer, numbers = dense(whole.numbers[entries], len(whole.keys), check)
+        of_gone = np.full(len(whole.numbers), len(fewer))
         of_gone[entries] = numbers
         found[:, fewer] -= _of_groups(resolved, gone, {stored.name: of_gone}, len(fewer), check)
     return found[:, place]
