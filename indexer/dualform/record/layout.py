@@ -247,8 +247,8 @@ def add_rows(directions: Directions, keys: Tensor, errors: Tensor, block: Parame
 
 def owned_rows(tensor: Tensor, width: int) -> Tensor:
     """float32[n, width], copied."""
-    if tensor.dtype == torch.float32 and tensor.is_cpu and tensor.dim() == 2:
-        return tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.dtype == torch.float32 and tensor.is_cpu and (tensor.dim() == 2 or tensor.is_contiguous()):
+        return tensor.reshape(-1, width).clone(memory_format=torch.contiguous_format)
     copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32, device="cpu")
     return copied.copy_(tensor.reshape(-1, width))
 

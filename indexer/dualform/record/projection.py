@@ -144,23 +144,18 @@ class Parts:
         left = x - factor * y
         return [float(factor), float(x @ x), float(left @ left)]
 
-    def distances(self, of: Doubles, states: Doubles, start: Doubles) -> list[list[float]]:
-        """Of each part of contiguous vectors: its squared distances from states[1], states[0] and `start`; its own
-        square, and that of states[1]. Then states[1] becomes `of`.
+    def distances(self, of: Doubles, states: Doubles, start: Doubles) -> Doubles:
+        """float64[5, parts], of contiguous vectors: of each part its squared distances from states[1], states[0] and
+        `start`; its own square, and that of states[1]. Then states[1] becomes `of`.
         """
-        if kernels.library() is None:
-            return self._distances(of, states, start)
         rebuilt, expected = states
-        found: list[list[float]] = kernels.distances(of, expected, rebuilt, start, self._cuts).tolist()
-        return found
-
-    @np.errstate(all="ignore")
-    def _distances(self, of: Doubles, states: Doubles, start: Doubles) -> list[list[float]]:
-        rebuilt, expected = states
-        vectors = [of - expected, of - rebuilt, of - start, of, expected]
-        sums = [np.add.reduceat(vector * vector, self.starts[:-1]) for vector in vectors]
+        if kernels.library() is not None:
+            return kernels.distances(of, expected, rebuilt, start, self._cuts).T
+        with np.errstate(all="ignore"):
+            vectors = [of - expected, of - rebuilt, of - start, of, expected]
+            found = np.stack([np.add.reduceat(vector * vector, self.starts[:-1]) for vector in vectors])
         expected[:] = of
-        return [list(map(float, row)) for row in zip(*sums, strict=True)]
+        return found
 
 
 def readable(matrix: Tensor) -> bool:

@@ -112,7 +112,7 @@ def test_sums_by_part_are_those_of_numpy(compiled, monkeypatch):
     for number, (start, length) in enumerate(zip(parts.starts, lengths, strict=False)):
         x, y, z, w = (vector[start : start + length] for vector in (a, b, c, d))
         expected = [np.square(off).sum() for off in (x - y, x - z, x - w, x, y)]
-        np.testing.assert_allclose(distances[number], expected, rtol=1e-12)
+        np.testing.assert_allclose(distances[:, number], expected, rtol=1e-12)
         if turned[number]:
             x, y = x.reshape(-1, DIRECTIONS) @ along, y.reshape(-1, DIRECTIONS) @ along
         factor = x @ y / (y @ y) if y.any() else 1.0

@@ -32,9 +32,8 @@ The states that the watch runs the update rule on. Shapes: K states of P numbers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
-from math import inf, sqrt
+from itertools import groupby, repeat
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,8 +117,8 @@ class GradientNoise(Protocol):
     def carry(self, run: slice, settings: Settings) -> None:
         """The parameters of `run` are updated alike."""
 
-    def lengths(self) -> Sequence[float]:
-        """By parameter, the norm after the update: of its numbers, scaled as Image.norm_factors says."""
+    def lengths(self) -> Doubles:
+        """float64[parameters]: the norm after the update: of its numbers, scaled as Image.norm_factors says."""
 
 
 class NormNoise:
@@ -144,9 +143,8 @@ class NormNoise:
         for kind, own in state.buffers.items():
             self._buffers[kind][run] = np.abs(own)
 
-    def lengths(self) -> Sequence[float]:
-        found: list[float] = self._carried.tolist()
-        return found
+    def lengths(self) -> Doubles:
+        return self._carried
 
 
 class TwinNoise:
@@ -154,10 +152,8 @@ class TwinNoise:
     may have, and buffers that are rounded. How far one update takes the two apart estimates what rounding does.
     """
 
-    def __init__(
-        self, image: Image, states: WatchedStates, rounding: Sequence[float], generator: np.random.Generator
-    ) -> None:
-        """`rounding`: by parameter, u of the numbers that the optimizer keeps."""
+    def __init__(self, image: Image, states: WatchedStates, rounding: Doubles, generator: np.random.Generator) -> None:
+        """`rounding` float64[parameters]: u of the numbers that the optimizer keeps."""
         self._image, self._states, self._generator = image, states, generator
         lengths = [span.stop - span.start for span in image.spans]
         self._lengths = lengths
@@ -182,10 +178,9 @@ class TwinNoise:
     def carry(self, run: slice, settings: Settings) -> None:
         """The states are advanced by the watch."""
 
-    def lengths(self) -> Sequence[float]:
+    def lengths(self) -> Doubles:
         apart = self._states.weight[2] - self._states.weight[1]
-        squares = np.add.reduceat(apart * apart, self._starts)
-        found: list[float] = (np.sqrt(squares) * self._image.norm_factors).tolist()
+        found: Doubles = np.sqrt(np.add.reduceat(apart * apart, self._starts)) * self._image.norm_factors
         return found
 
 
@@ -256,22 +251,23 @@ class Watch:
         self._states = WatchedStates(image, names, rules, self._start, buffers, 3 if by_entries else 2, total)
         self._parts = Parts([span.stop - span.start for span in image.spans], [False] * len(parameters))
         self._tensors = [held(parameter.tensor) for parameter in parameters]
-        self._rounding = [_unit_roundoff(tensor.dtype) for tensor in self._tensors]
+        self._norms = np.array(image.norm_factors)
+        self._rounding = np.array([_unit_roundoff(tensor.dtype) for tensor in self._tensors])
         """u of each parameter; the floor takes that of float32 at most, for what half precision loses is real."""
-        self._floor = [0.0] * len(parameters)
+        self._floor = np.zeros(len(parameters))
         """By parameter: squares, added up."""
-        self._due = [False] * len(parameters)
+        self._due = np.zeros(len(parameters), bool)
         """Which parameters were updated since the floor was added to."""
         self._noise: GradientNoise = NormNoise(rules[0], len(parameters))
         self._writes: Writes | None = None
         if by_entries:
             self._writes = Writes(parameters)
             self._noise = TwinNoise(image, self._states, self._rounding, np.random.default_rng(_SEED))
-        self._noises: Sequence[float] = [0.0] * len(parameters)
+        self._noises = np.zeros(len(parameters))
         self._alike: list[tuple[bool, int, frozenset[str], UpdateRule]] = []
         self._runs: list[tuple[int, int]] = []
         self._seen = self._now()
-        self._unknown = [False] * len(parameters)
+        self._unknown = np.zeros(len(parameters), bool)
         """Whose distance from the record cannot be told any more."""
         self._stopped = False
         self._skipped: NDArray[np.bool_] | None = None
@@ -307,11 +303,11 @@ class Watch:
         """
         if self._image.norm_factors[index] > 1 and self._writes is not None:
             self._unknown[index] = True
-        return self._unknown[index]
+        return bool(self._unknown[index])
 
     def stop(self) -> None:
         """The rule cannot be run any more: no distance is known from the next update on."""
-        self._unknown = [True] * len(self._unknown)
+        self._unknown[:] = True
         self._stopped = True
 
     def take_written(self) -> Sequence[int]:
@@ -326,6 +322,7 @@ class Watch:
         weights = self._image.weights(chosen)
         return weights if self._writes is None else np.concatenate([weights, self._writes.look(chosen).reshape(-1)])
 
+    @np.errstate(all="ignore")  # weights that overflowed are no news
     def observe(
         self, step: int, chosen: NDArray[np.bool_] | None = None, seen: Doubles | None = None
     ) -> list[WatchLog]:
@@ -337,39 +334,36 @@ class Watch:
         weights, writes = np.split(seen, [len(self._start)])
         if chosen is not None:
             weights = np.where(np.repeat(chosen, np.diff(self._parts.starts)), weights, self._states.weight[1])
-        squares = self._parts.distances(weights, self._states.weight[:2], self._start)
-        rows = [self._log(step, index, *row) for index, row in enumerate(zip(squares, self._noises, strict=True))]
+        squares, norms = self._parts.distances(weights, self._states.weight[:2], self._start), self._norms
+        one_step, accumulated, way, size = norms * np.sqrt(squares[:4])
+        lengths = [one_step, accumulated, way]
+        own = np.minimum(self._rounding, _FLOAT32) ** 2 / 3 * norms * norms * squares[4]
+        self._floor += np.where(self._due, own, 0.0)
+        floor = np.sqrt(self._floor + (_FLOAT64 * size) ** 2)
+        noise = np.sqrt((self._rounding * size) ** 2 / 3 + self._noises**2)
         if self._writes is not None:
-            lengths = np.sqrt(writes.reshape(-1, 3)).tolist()
-            rows = list(map(self._with_writes, range(len(rows)), rows, lengths))
-        self.jumped = [index for index, row in enumerate(rows) if row.one_step > _STANDS_OUT * row.noise]
-        self._due = [False] * len(rows)
+            lengths = self._with_writes(lengths, noise, np.sqrt(writes.reshape(-1, 3).T))
+        self.jumped = np.flatnonzero(lengths[0] > _STANDS_OUT * noise).tolist()
+        self._due = np.zeros(len(norms), bool)
         self._seen = self._now()
         if step < 0:
             return []
-        return rows if chosen is None else [row for row, there in zip(rows, chosen, strict=True) if there]
+        there = np.arange(len(norms)) if chosen is None else np.flatnonzero(chosen)
+        names = [self._parameters[index].name for index in there]
+        numbers = [of[there].tolist() for of in (*lengths, floor, noise)]
+        return list(map(WatchLog, repeat(step), names, *numbers))
 
-    def _log(self, step: int, index: int, squares: Sequence[float], noise: float) -> WatchLog:
-        """Of one parameter, from squared norms of what was projected, as Parts.distances gives them."""
-        norm, rounding = self._image.norm_factors[index], self._rounding[index]
-        if self._due[index]:
-            self._floor[index] += min(rounding, _FLOAT32) ** 2 / 3 * norm * norm * squares[4]
-        one_step, accumulated, way, size = [norm * sqrt(square) for square in squares[:4]]
-        floor = sqrt(self._floor[index] + (_FLOAT64 * size) * (_FLOAT64 * size))
-        noise = sqrt((rounding * size) * (rounding * size) / 3 + noise * noise)
-        return WatchLog(step, self._parameters[index].name, one_step, accumulated, way, floor, noise)
-
-    def _with_writes(self, index: int, row: WatchLog, norms: Sequence[float]) -> WatchLog:
-        """What entries do not show of a weight: what was written between updates, and what nobody knows."""
-        written, ever, way = norms
-        if written > _STANDS_OUT * row.noise:
-            self._written.append(index)
-        if self._unknown[index]:
-            return replace(row, one_step=inf, accumulated=inf)
-        if self._image.norm_factors[index] > 1 and max(written, ever) > 0:
-            row = replace(row, one_step=max(row.one_step, written))
-            return replace(row, accumulated=ever, way=way) if ever > row.accumulated else row
-        return row
+    def _with_writes(self, lengths: Sequence[Doubles], noise: Doubles, writes: Doubles) -> list[Doubles]:
+        """The one-step and accumulated distances and the way of each parameter, with what entries do not show of a
+        weight: what was written between updates, float64[3, parameters], and what nobody knows.
+        """
+        (one_step, accumulated, way), (written, ever, went) = lengths, writes
+        self._written += np.flatnonzero(written > _STANDS_OUT * noise).tolist()
+        outside = (self._norms > 1) & ((written > 0) | (ever > 0))
+        one_step = np.where(outside & (written > one_step), written, one_step)
+        more = outside & (ever > accumulated) & ~self._unknown
+        accumulated, way = np.where(more, ever, accumulated), np.where(more, went, way)
+        return [*(np.where(self._unknown, inf, own) for own in (one_step, accumulated)), way]
 
     @np.errstate(all="ignore")  # a training that blew up goes on, and its record is off
     def advance(
@@ -398,7 +392,7 @@ class Watch:
             self._noise.carry(slice(first, last + 1), groups[first][1])
             self._states.advance(first, last, gradient, groups[first][1])
         self._noises = self._noise.lengths()
-        self._due = (~skipped).tolist()
+        self._due = ~skipped
 
     def _runs_of(self, skipped: NDArray[np.bool_], groups: Sequence[tuple[int, Settings]]) -> Sequence[tuple[int, int]]:
         """First and last index of neighbours that are updated alike."""

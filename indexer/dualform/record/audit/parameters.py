@@ -239,8 +239,10 @@ ENTRIES = 1024
 """Of a weight: norms come out to a few percent, and no row or column of a layer that has no more is overlooked."""
 RUN = 16
 """As in entries.c of the loops: entries that are summed together."""
-_WHOLE = 4096
+WHOLE = 4096
 """A weight of no more numbers is taken whole: one product of errors and keys makes all of its gradient."""
+_FEW, _MANY = 256, 1 << 16
+"""Of each weight, and whole if it has no more, where the entries would be more than `_MANY` in all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,6 +253,8 @@ class _Chosen:
     columns: Tensor
     norm_factor: float
     """The root of how many numbers each stands for; 1 of a block that is taken whole, in the order that it lies."""
+    places: NDArray[np.int64]
+    """int64[entries]: where each lies in a contiguous block."""
 
 
 class RecordedEntries:
@@ -258,7 +262,10 @@ class RecordedEntries:
 
     def __init__(self, parameters: RecordedParameters, generator: np.random.Generator) -> None:
         self._parameters = parameters
-        self._chosen = [_choose(parameter.block_shape, generator) for parameter in parameters]
+        sizes = [parameter.numbers for parameter in parameters if parameter.directions is not None]
+        many = sum(size if size <= WHOLE else ENTRIES for size in sizes) > _MANY
+        count, whole = (_FEW, _FEW) if many else (ENTRIES, WHOLE)
+        self._chosen = [_choose(parameter.block_shape, generator, count, whole) for parameter in parameters]
         stops = np.cumsum([0, *(len(chosen.rows) for chosen in self._chosen)]).tolist()
         self.size: int = stops[-1]
         """P."""
@@ -338,6 +345,9 @@ class RecordedEntries:
         if parameter.rows is None and chosen.norm_factor == 1:
             found[:] = block.reshape(-1).cpu().double().numpy()
             return found
+        if parameter.rows is None and readable(block) and block.is_contiguous():
+            found[:] = block.numpy().reshape(-1)[chosen.places]
+            return found
         matrix = block.reshape(len(block) if block.ndim else 1, -1)
         if parameter.rows is None:
             found[:] = matrix[chosen.rows.to(block.device), chosen.columns.to(block.device)].double().cpu().numpy()
@@ -401,29 +411,32 @@ def _summed(left: Tensor, right: Tensor, groups: int) -> Tensor:
     return torch.einsum("tgo,tgi->goi", *parts).reshape(-1)
 
 
-def _choose(shape: Sequence[int], generator: np.random.Generator) -> _Chosen:
-    """All of a small parameter; else rows and columns in turn, each in an order of its own, no entry twice.
+def _choose(shape: Sequence[int], generator: np.random.Generator, count: int = ENTRIES, most: int = WHOLE) -> _Chosen:
+    """All of a parameter of at most `most` numbers; else `count` of them, rows and columns in turn, each in an order of
+    its own, no entry twice.
 
     Both go on by one for RUN entries on end where they can, which compiled loops then sum side by side.
     """
     rows = shape[0] if len(shape) else 1
     columns = int(np.prod(shape[1:])) if len(shape) > 1 else 1
-    if rows * columns <= _WHOLE or columns == 1:
+    if rows * columns <= most or columns == 1:
         every = torch.arange(rows * columns, device="cpu")
-        return _Chosen((every // columns).int(), (every % columns).int(), 1.0)
-    turn = np.arange(ENTRIES)
+        return _Chosen((every // columns).int(), (every % columns).int(), 1.0, every.numpy())
+    turn = np.arange(count)
     lap, paths = turn // math.lcm(rows, columns), math.gcd(rows, columns)
     # Rows and columns that go on side by side meet again after a lap: each begins elsewhere, whole runs away if it can.
     begin = lap * RUN % paths + lap * RUN // paths if paths % RUN == 0 else lap
-    row, column = _order(rows, generator)[turn % rows], _order(columns, generator)[(turn + begin) % columns]
-    return _Chosen(torch.from_numpy(row).int(), torch.from_numpy(column).int(), (rows * columns / ENTRIES) ** 0.5)
+    row = _order(rows, count, generator)[turn % rows]
+    column = _order(columns, count, generator)[(turn + begin) % columns]
+    factor = (rows * columns / count) ** 0.5
+    return _Chosen(torch.from_numpy(row).int(), torch.from_numpy(column).int(), factor, row * columns + column)
 
 
-def _order(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+def _order(count: int, watched: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """A permutation of runs of neighbours; those that are left over come last. Of more than are watched, where the
     numbers that a training moves may all be neighbours, as the rows of frequent tokens are, one of single numbers.
     """
-    whole = 0 if count > ENTRIES else count // RUN
+    whole = 0 if count > watched else count // RUN
     runs = generator.permutation(whole)[:, None] * RUN + np.arange(RUN)
     return np.concatenate([runs.reshape(-1), whole * RUN + generator.permutation(count - whole * RUN)])
 

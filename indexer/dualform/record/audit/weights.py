@@ -29,14 +29,29 @@ class LiveTensors:
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
         """Names that the model does not have, as those of taps of one's own may be, are never looked up again."""
         self._model = model
+        self._modules, self._parameters = list[tuple[nn.Module, str, Any]](), list[tuple[nn.Module, str, Any]]()
+        """Where all of it was found last, each in a dictionary of a module; empty if some of it was found elsewhere."""
+        self._found: dict[str, Tensor | None] = {}
         paths = {name: tuple(name.split(".")) for name in names}
         self._places = {name: (path[:-1], path[-1]) for name, path in paths.items()}
         self._places = {name: self._places[name] for name, own in self.standing().items() if own is not None}
 
     def standing(self) -> dict[str, Tensor | None]:
         """By the names that the model had when recording began, the tensors that it has now; None where it has none."""
-        modules = {path: self._module(path) for path in dict.fromkeys(path for path, _ in self._places.values())}
-        return {name: self._of(modules[path], last) for name, (path, last) in self._places.items()}
+        if not (self._parameters and self._unmoved()):
+            self._modules, self._parameters = [], []
+            modules = {path: self._module(path) for path in dict.fromkeys(path for path, _ in self._places.values())}
+            self._found = {name: self._of(modules[path], last) for name, (path, last) in self._places.items()}
+            plain = all(type(own._modules) is dict for own, *_ in self._modules)
+            if not plain or len(self._parameters) < len(self._found):
+                self._parameters = []
+        return self._found
+
+    def _unmoved(self) -> bool:
+        """Whether every module and parameter stands where it was found last."""
+        return all(own._modules.get(name) is there for own, name, there in self._modules) and all(
+            own._parameters.get(name) is there for own, name, there in self._parameters
+        )
 
     def _module(self, path: Sequence[str]) -> Any:
         """The module of a path; None where there is none any more."""
@@ -44,6 +59,7 @@ class LiveTensors:
         for part in path:
             if module is None or part not in module._modules:  # of torch.jit these are no dicts, and have no get
                 return None
+            self._modules.append((module, part, module._modules[part]))
             module = module._modules[part]
         return module
 
@@ -51,6 +67,8 @@ class LiveTensors:
         if module is None:
             return None
         own = module._parameters
+        if type(own) is dict and own.get(name) is not None:
+            self._parameters.append((module, name, own[name]))
         # Where it is none of its parameters, it was pruned or parametrized since: what the module computes with.
         found = own[name] if name in own else getattr(module, name, None)
         return found if isinstance(found, Tensor) else None

@@ -127,7 +127,7 @@ class Part:
         """Nothing is recorded here; but if the first run saved tensors here, this one does."""
         like = _SAVED.get(self.frame, {}).get((self.number, who), ()) if self.again else ()
         if like:
-            with own_operators():
+            with own_operators(self):
                 own = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in like]
             saving(_Saved.apply, _ASKS, *own)
 
@@ -155,12 +155,15 @@ def part_that_runs() -> Part | None:
         return None
 
 
-def own_operators() -> AbstractContextManager[None]:
-    """Around operators of a tap's own. A selective checkpoint counts those of both runs, by a mode that sees them all,
-    and keeps what they return: it must see none of these.
+_NOTHING = nullcontext()
+
+
+def own_operators(part: Part | None) -> AbstractContextManager[None]:
+    """Around operators of a tap's own in a part. A selective checkpoint counts those of both runs, by a mode that sees
+    them all, and keeps what they return: it must see none of these.
     """
-    if is_compiling() or not torch._C._len_torch_dispatch_stack() or part_that_runs() is None:
-        return nullcontext()
+    if part is None or not torch._C._len_torch_dispatch_stack():
+        return _NOTHING
     return _disable_current_modes()
 
 
@@ -195,10 +198,10 @@ class EarlyTap(Protocol):
 
 
 def early_key(
-    tap: EarlyTap, listener: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    tap: EarlyTap, listener: Any, part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor] | None:
-    """Before a call of a tap whose key is the first argument as it is: the argument, and what to save. None if it is
-    saved later.
+    """Before a call, in a part, of a tap whose key is the first argument as it is: the argument, and what to save. None
+    if it is saved later.
     """
     argument = args[0] if args else next(iter(kwargs.values()), None)
     if not isinstance(argument, Tensor) or argument.layout != torch.strided or tap.mode(listener) != "step":
@@ -207,7 +210,7 @@ def early_key(
     if argument.is_inference() or torch.is_autocast_enabled(argument.device.type):
         return None
     key = argument.detach()
-    with own_operators():
+    with own_operators(part):
         return argument, key.clone() if tap.may_be_written else key
 
 
@@ -252,7 +255,7 @@ _JOINED: dict[int, tuple[Reporter, Receiver]] = {}
 _HANDLES = count(1)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Report:
     """Of one call, to a tap's listener."""
 
@@ -270,7 +273,8 @@ class Report:
         raises comes of the training's own code, which checkpoints run again.
         """
         try:
-            return [*(() if self.early is None else self.early.saved_tensors), *ctx.saved_tensors]
+            before = () if self.early is None else self.early.saved_tensors
+            return [*before, *ctx.saved_tensors]
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
@@ -284,15 +288,15 @@ class Report:
             hand_over(self.listener, error, self.tap.name)
 
     def _hand_on(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        came = [gradient for gradient in gradients if gradient is not None]
+        came = [None if gradient is None else gradient.detach() for gradient in gradients]
+        there = [gradient for gradient in came if gradient is not None]
         # Gradients of several directions at once (is_grads_batched, vectorize) are returned: no weight gets them.
-        if not came or any(map(torch._C._functorch.is_legacy_batchedtensor, came)):
+        if not there or any(torch._C._functorch.is_legacy_batchedtensor(gradient) for gradient in there):
             return
-        came = [gradient.detach() for gradient in came]
         if self.tap.values:
-            error = self.tap.error_of(key, kept, [None if g is None else g.detach() for g in gradients])
+            error = self.tap.error_of(key, kept, came)
         else:  # NaN or infinity in any of several is to be noticed; whoever is told looks at the one
-            error = next((gradient for gradient in came[1:] if not gradient.isfinite().all()), came[0])
+            error = next((gradient for gradient in there[1:] if not gradient.isfinite().all()), there[0])
         self.listener.received(self.tap, self.call, key, error, self.cast)
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, ClassVar, Protocol
 
@@ -110,8 +110,10 @@ def cast_of(parameters: Iterable[Tensor], output: Tensor) -> int | None:
     """The number of the copy, among those of one forward pass; None where the gradient of any of the parameters that
     ask for one does not go through a copy alone. `output`: of the product.
     """
+    if output.dtype not in HALVED or output.grad_fn is None:
+        return None
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if output.dtype not in HALVED or output.grad_fn is None or not trained:
+    if not trained:
         return None
     found = _copies(output.grad_fn)
     copies = [found.get(id(parameter)) for parameter in trained]
@@ -204,7 +206,7 @@ class Listener(Protocol):
         """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """One forward call of a layer."""
 
@@ -253,7 +255,7 @@ class Tap(ABC):
     @property
     def may_be_written(self) -> bool:
         """Whether a network may write to keys after a product: autograd saves none for a matrix that is frozen."""
-        return not all(tensor.requires_grad for tensor in self.trained if tensor.dim() > 1)
+        return any(tensor.dim() > 1 and not tensor.requires_grad for tensor in self.trained)
 
     @abstractmethod
     def attach(self, listener: Listener) -> None:
@@ -269,44 +271,54 @@ class Tap(ABC):
 
     def passed(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
         """Report a forward call. Returns its outputs, which the network must go on with in place of the given ones."""
-        followed = None if is_compiling() else listener.followed
+        if is_compiling():
+            return self._traced(listener, call) if self.handle else self._passed(listener, call, None)
+        followed = listener.followed
         if followed is None or not followed.here:
             return self._passed(listener, call, None)
-        if any(type(output) is not Tensor for output in call.outputs):  # a subclass would lose its type
-            return self._passed(listener, call, followed)
+        for output in call.outputs:
+            if type(output) is not Tensor:  # a subclass would lose its type
+                return self._passed(listener, call, followed)
         with torch._C.DisableTorchFunction():  # what follows rows need not see what a tap does
             return self._passed(listener, call, followed)
 
     def _passed(self, listener: Listener, call: Call, followed: KnownRows | None) -> tuple[Tensor, ...]:
-        rows = None
+        part, number, cast = part_that_runs(), -1, None
         try:
             rows = None if followed is None or call.argument is None else followed.of(call.argument)
-            with own_operators():
+            with own_operators(part):
                 kept = self._kept(listener, call, rows)
         except Exception as error:
             hand_over(listener, error, self.name)
             kept = None
-        part = part_that_runs()
         if kept is None or not (part is None or part.allows(self)):
             self.passes_by()
             return call.outputs
-        if self.handle and is_compiling():
-            return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
-        report = Report(self, listener, early=call.early)
         try:
             cast = cast_of(self.parameters.values(), call.outputs[0])
-            report = replace(report, call=listener.called(self, call.raw, rows), cast=cast)
+            number = listener.called(self, call.raw, rows)
         except Exception as error:
             hand_over(listener, error, self.name)
         if part is not None:
             part.note(self, kept)
-        outputs = watched(report, kept, call.outputs)
+        outputs = watched(Report(self, listener, number, cast, call.early), kept, call.outputs)
         try:
             if followed is not None:
                 followed.same(call.outputs, outputs)
         except Exception as error:
             hand_over(listener, error, self.name)
         return outputs
+
+    def _traced(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
+        """As `passed`, in code that is being compiled: once, and so it tells nothing of single calls."""
+        try:
+            kept = self._kept(listener, call, None)
+        except Exception as error:
+            hand_over(listener, error, self.name)
+            kept = None
+        if kept is None:
+            return call.outputs
+        return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
 
     def passes_by(self) -> None:
         """A call is not recorded."""
@@ -316,33 +328,42 @@ class Tap(ABC):
 
     def _kept(self, listener: Listener, call: Call, rows: Known | None) -> tuple[Tensor, ...] | None:
         """The tensors to save for the error signal of a forward call; None if none will come."""
-        mode, traced = self.mode(listener), self.handle and is_compiling()
+        mode, key = self.mode(listener), call.key
         if mode is None:
             return None
-        if why := _not_rows(call.key):
+        if why := _not_rows(key):
             listener.refused(self, RecordingError(f"layer {self.name!r} was given {why}.", hint=_OTHER_INPUT))
             return None
-        key = call.key if call.key.layout == torch.strided else call.key.to_dense()
+        if key.layout != torch.strided:
+            key = key.to_dense()
         if mode == "query_set":
             listener.probed(self, key, rows)
-        elif not any(tensor.requires_grad for tensor in self.trained):
-            if not traced:
+            return None
+        if not any(tensor.requires_grad for tensor in self.trained):
+            if not self._is_traced():
                 listener.called_without_gradient(self, "its weight was frozen")
-        elif any(part.requires_grad for part in call.outputs):
-            if traced:
-                return key, *call.kept
-            kept = call.kept if call.early is not None else (key, *call.kept)
-            return tuple(own.clone() for own in kept) if self.may_be_written else kept
-        return None
+            return None
+        if not any(part.requires_grad for part in call.outputs):
+            return None
+        kept = call.kept if call.early is not None else (key, *call.kept)
+        if self.may_be_written and not self._is_traced():
+            return tuple([own.clone() for own in kept])
+        return kept
+
+    def _is_traced(self) -> bool:
+        """Whether its calls are being compiled, with what reports them."""
+        return bool(self.handle) and is_compiling()
 
     def mode(self, listener: Listener) -> str | None:
         """As `Listener.forward_mode`, of a call that is made now; None also for one that cannot be recorded, which the
         listener is told of.
         """
         mode = listener.forward_mode()
-        if self.handle and is_compiling():  # code that is compiled once tells nothing of single calls
+        if mode is None:
+            return None
+        if self._is_traced():  # code that is compiled once tells nothing of single calls
             return mode if torch.is_grad_enabled() else None
-        if mode is not None and is_transformed():
+        if is_transformed():
             listener.unseen(self)
             return None
         if mode == "step" and not torch.is_grad_enabled():
@@ -520,10 +541,11 @@ class _Before(ModelHook):
     def __call__(self, module: nn.Module, *given: Any) -> None:
         if is_compiling():
             return
-        found, self._tap.early = super().__call__(module, *given), None
-        part, who = part_that_runs() if self._saves_early else None, (self._tap, "before")
+        part = part_that_runs() if self._saves_early else None
+        found, self._tap.early = super().__call__(module, part, *given), None
         if part is None:
             return
+        who = (self._tap, "before")
         if found is None or not part.allows(who):
             part.fill(who)
             return
@@ -533,6 +555,7 @@ class _Before(ModelHook):
 
     def run(self, module: Any, *given: Any) -> Any:
         """The key to save now."""
+        part, *arguments = given
         hooks = module._forward_hooks
         for number, hook in hooks.items():
             if number == self._first:
@@ -542,9 +565,7 @@ class _Before(ModelHook):
                 break
         if all_modules._global_forward_hooks:
             _BARE.watch(module)
-        if self._saves_early and part_that_runs() is not None:
-            return early_key(self._tap, self.listener, *given)
-        return None
+        return None if part is None else early_key(self._tap, self.listener, part, *arguments)
 
 
 class _Hook(ModelHook):
@@ -576,13 +597,14 @@ class _Hook(ModelHook):
             return self._told(module, *given)
 
     def _told(self, module: Any, *given: Any) -> Call | None:
-        bare = None if is_compiling() or not _BARE.noted else _BARE.take(module)
+        traced = is_compiling()
+        bare = None if traced or not _BARE.noted else _BARE.take(module)
         if self._tap.mode(self.listener) is None:
             return None
         try:
-            if why := self._altered(module) or (bare is not None and bare.altered(given[-1])):
+            if not traced and (why := self._altered(module) or (bare is not None and bare.altered(given[-1]))):
                 raise RecordingError(f"layer {self.layer!r}: {why}.", hint="Leave it out with layers=.")
-            with own_operators():
+            with own_operators(part_that_runs()):
                 call = self._tap.call_of(*given)
         except RecordingError as error:
             self._tap.refuse(self.listener, error)
@@ -591,13 +613,11 @@ class _Hook(ModelHook):
             self._tap.early = None
             args, kwargs, _ = given
             if any(early.is_of(own) for own in (*args, *kwargs.values())):
-                call = replace(call, early=early.node)
+                call.early = early.node
         return call
 
     def _altered(self, module: Any) -> str:
         """What was done to the module since recording began that its calls cannot be taken with."""
-        if is_compiling():
-            return ""
         if (forward := _forward_of(module)) is not self._forward:
             return f"its forward was replaced by {_told(forward)} while it was recorded"
         if _has_old_hooks(module):

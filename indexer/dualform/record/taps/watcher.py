@@ -35,7 +35,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from dualform.record.taps.autograd import ModelHook, hand_over, own_operators, runs_again
+from dualform.record.taps.autograd import ModelHook, hand_over, own_operators, part_that_runs, runs_again
 from dualform.record.taps.tap import Listener, is_transformed
 from dualform.store.layer import Range
 
@@ -67,7 +67,7 @@ def saved_key(argument: Tensor) -> Tensor:
     key = argument.detach()
     if key.dim() < 3 or key.layout != torch.strided or key.is_contiguous():
         return key
-    with own_operators():
+    with own_operators(part_that_runs()):
         return key.clone()
 
 
