@@ -305,3 +305,38 @@ def test_a_gradient_that_the_slots_do_not_explain_is_not_known_to_be_exact_from_
     found = statuses(tmp_path / "m")
     assert (found["embedding"].name, found["embedding"].error, found["embedding"].since) == ("approximate", None, 0)
     assert found["head"].name == "exact"
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(66))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+def test_of_many_small_layers_few_entries_are_watched_and_a_write_past_the_versions_is_seen(tmp_path):
+    """`.data` counts no version, and the one number that it writes is hardly among the entries."""
+    model, inputs = Deep(), torch.randn(5, 16, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        for number, x in enumerate(inputs):
+            with recorder.step():
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+            if number == 2:
+                model.layers[7].weight.data[3, 5] += 0.1
+    found = statuses(tmp_path / "m")
+    written = found.pop("layers.7")
+    assert (written.name, written.reason) == ("approximate", WRITTEN.format(2))
+    assert {own.name for own in found.values()} == {"exact"}
+    with dualform.open(tmp_path / "m") as memory:
+        errors = memory.verify()
+    assert written.error == pytest.approx(errors.pop("layers.7").reconstruction_error, rel=0.5)
+    for name, own in some(found.items()):
+        assert own.error == pytest.approx(errors[name].reconstruction_error, rel=0.5)
