@@ -337,6 +337,6 @@ def test_of_many_small_layers_few_entries_are_watched_and_a_write_past_the_versi
     assert {own.name for own in found.values()} == {"exact"}
     with dualform.open(tmp_path / "m") as memory:
         errors = memory.verify()
-    assert written.error == pytest.approx(errors.pop("layers.7").reconstruction_error, rel=0.5)
+    assert written.error == pytest.approx(errors["layers.7"].reconstruction_error, rel=0.5)
     for name, own in some(found.items()):
         assert own.error == pytest.approx(errors[name].reconstruction_error, rel=0.5)
