@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, TimeoutError as NotYet
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import duckdb
 
 from dualform.errors import BadMask, NotFound
-from dualform.query import bounds
 from dualform.query.bounds import LONGEST, UNBOUNDED, Pattern, QuestionBounds, require_short, require_simple
-from dualform.query.view import Check, never
 from dualform.questions.arguments import shown
 from dualform.questions.filters import Filter, Ids
 from dualform.store.locks import held_back
@@ -379,60 +374,8 @@ def quoted(name: str) -> str:
     return f'"{escaped}"'
 
 
-Found = TypeVar("Found")
-
 _ROW_GROUP = 122_880
 """Rows that DuckDB gives to one thread: fewer would not be shared among several."""
-
-
-_LOOK = 0.05
-"""Seconds between looks whether a question still wants its mask."""
-_AGAIN = 0.01
-"""Seconds between interrupts: one that comes between a statement's parts is not heard."""
-
-
-def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Found], check: Check = never) -> Found:
-    """What `work` returns, which asks this connection alone. Raises what `check` raises meanwhile, once it has ended.
-
-    It runs on a thread of its own, so that the asker's may look; what that took of the processor is noted for the
-    asker's. An interrupt is the connection's: it reaches none of others.
-    """
-    if check is never:
-        return work()
-    found, seconds_taken = Future[Found](), list[float]()
-    Thread(target=_settle, args=(found, work, seconds_taken), name="mask", daemon=True).start()
-    seconds = _LOOK
-    given_up: BaseException | None = None
-    while True:
-        try:
-            error = found.exception(seconds)
-            break
-        except NotYet:
-            pass
-        try:
-            if given_up is None:
-                check()
-        except BaseException as reason:
-            given_up, seconds = reason, _AGAIN
-        if given_up is not None:
-            connection.interrupt()
-    bounds.add(sum(seconds_taken))
-    if given_up is not None:
-        raise given_up
-    if error is not None:
-        raise error
-    return found.result()
-
-
-def _settle(found: Future[Found], work: Callable[[], Found], seconds_taken: list[float]) -> None:
-    try:
-        made = work()
-    except BaseException as error:
-        seconds_taken.append(time.thread_time())  # the thread began with this work
-        found.set_exception(error)
-    else:
-        seconds_taken.append(time.thread_time())
-        found.set_result(made)
 
 
 def connect(rows: int) -> duckdb.DuckDBPyConnection:

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from dualform.answers.table import free_name
 from dualform.errors import BadInput, BadMask, EmptyMask, NotFound
 from dualform.faults import shortage
+from dualform.query.attended import attended
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.view import Check, View, never
-from dualform.query.where.expression import Expression, Membership, connect, interruptible, parse
+from dualform.query.where.expression import Expression, Membership, connect, parse
 from dualform.questions.filters import Filter
 from dualform.store.layer import Layer
 from dualform.store.reading.space import Space
@@ -264,7 +265,7 @@ def _evaluate(
         return stays
 
     try:
-        return interruptible(connection, work, check)
+        return attended(work, connection.interrupt, check)
     except duckdb.Error as error:
         short = shortage(error, "where cannot be evaluated: this process")
         raise short or BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
