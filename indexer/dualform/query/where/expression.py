@@ -8,21 +8,17 @@ constant as a bound parameter. Whatever else is refused, so a new DuckDB that le
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import duckdb
-
 from dualform.errors import BadMask, NotFound
 from dualform.query.bounds import LONGEST, UNBOUNDED, Pattern, QuestionBounds, require_short, require_simple
 from dualform.questions.arguments import shown
 from dualform.questions.filters import Filter, Ids
-from dualform.store.locks import held_back
+from dualform.store.shard import scratch
 from dualform.store.tables import KINDS, alike_but_for_case
 
 DEEPEST = 100
@@ -374,31 +370,6 @@ def quoted(name: str) -> str:
     return f'"{escaped}"'
 
 
-_ROW_GROUP = 122_880
-"""Rows that DuckDB gives to one thread: fewer would not be shared among several."""
-
-
-def connect(rows: int) -> duckdb.DuckDBPyConnection:
-    """A connection for a question over so many rows, which sees no tables of others; the caller closes it."""
-    if rows > _ROW_GROUP:
-        with held_back():
-            return duckdb.connect()
-    try:
-        found = _shared(os.getpid()).cursor()
-        found.execute("SELECT 1").fetchall()
-    except duckdb.Error:  # an internal error of DuckDB's ends all that runs in it
-        _shared.cache_clear()
-        return _shared(os.getpid()).cursor()
-    return found
-
-
-@lru_cache
-def _shared(process: int) -> duckdb.DuckDBPyConnection:
-    """A process's own: what a fork leaves of its parent's may be locked. It has no threads to be missed at the end."""
-    with held_back():
-        return duckdb.connect(config={"threads": 1})
-
-
 @dataclass(frozen=True)
 class Expression:
     """A checked expression."""
@@ -516,9 +487,9 @@ def _deepest_bracket(text: str) -> int:
 
 def _condition(text: str) -> Any:
     """DuckDB's syntax tree of the text, read where a condition stands: SELECT takes more, as ALL or a last comma."""
-    with closing(connect(1)) as connection:
-        row = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {text}"]).fetchone()
-    tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
+    with scratch() as connection:
+        ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {text}"]).fetchall()
+    tree: dict[str, Any] = json.loads(serialized)
     if tree["error"]:
         raise BadMask(
             f"where is not valid SQL: {tree.get('error_message', 'no reason given')}.",
