@@ -40,6 +40,14 @@ COMPARISONS = {
     "COMPARE_DISTINCT_FROM": "IS DISTINCT FROM",
     "COMPARE_NOT_DISTINCT_FROM": "IS NOT DISTINCT FROM",
 }
+OPERATORS = {
+    "OPERATOR_NOT": "(NOT {0})",
+    "OPERATOR_IS_NULL": "({0} IS NULL)",
+    "OPERATOR_IS_NOT_NULL": "({0} IS NOT NULL)",
+    "OPERATOR_COALESCE": "coalesce({all})",
+    "COMPARE_IN": "({0} IN ({others}))",
+    "COMPARE_NOT_IN": "({0} NOT IN ({others}))",
+}
 MATCHING = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
 """Comparisons that ask for one value by name."""
 ARITHMETIC = {"+", "-", "*", "/", "//", "%", "**", "^", "||"}
@@ -255,20 +263,9 @@ class ExpressionWriter:
         self.null_tests += tests_null
         first, *others = self.all(node["children"])
         self.null_tests -= tests_null
-        match node["type"]:
-            case "OPERATOR_NOT":
-                return f"(NOT {first})"
-            case "OPERATOR_IS_NULL":
-                return f"({first} IS NULL)"
-            case "OPERATOR_IS_NOT_NULL":
-                return f"({first} IS NOT NULL)"
-            case "COMPARE_IN":
-                return f"({first} IN ({', '.join(others)}))"
-            case "COMPARE_NOT_IN":
-                return f"({first} NOT IN ({', '.join(others)}))"
-            case "OPERATOR_COALESCE":
-                return f"coalesce({', '.join([first, *others])})"
-        raise refused(f"the operator {node['type']}")
+        if node["type"] not in OPERATORS:
+            raise refused(f"the operator {node['type']}")
+        return OPERATORS[node["type"]].format(first, others=", ".join(others), all=", ".join([first, *others]))
 
     def between(self, node: Any) -> str:
         return f"({self.write(node['input'])} BETWEEN {self.write(node['lower'])} AND {self.write(node['upper'])})"
