@@ -206,9 +206,9 @@ def select_datapoints(space: Space, expression: Expression, nan_is_null: Collect
     return _evaluate_all(expression, _blocks(rows), len(rows))
 
 
-def _constant(expression: Expression, check: Check = never) -> np.bool_:
+def _constant(expression: Expression, check: Check = never) -> bool:
     """Whether an expression without columns is true."""
-    return _evaluate_all(expression, [pa.table({"slot": pa.array([0])})], 1, check)[0]
+    return bool(_evaluate_all(expression, [pa.table({"slot": pa.array([0])})], 1, check)[0])
 
 
 def _of_datapoints(space: Space, expression: Expression, names: list[str], check: Check) -> NDArray[np.bool_]:
