@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from multiprocessing.connection import Pipe
 from typing import TypeVar
@@ -131,17 +132,19 @@ class Sql:
 
     def _asked(self, statement: str, size: int, check: Check) -> pa.Table:
         request = {"sql": statement, "rows": self._most_rows, "size": size, "seconds": self._seconds}
+        child = self._child
         try:
-            child = self._child or self._start(check)
+            child = child or self._start(check)
+            found = self._attended(partial(child.ask, request), self._seconds, check)
+        except DualformError:
+            raise  # TimedOut and Cancelled are OSErrors, too
         except (OSError, EOFError):
             self._stop()
-            raise DualformError(
-                "The process that runs SQL did not start.", hint="Run python -m dualform.query.sql.worker to see why."
-            ) from None
-        try:
-            found = self._attended(lambda: child.ask(request), self._seconds, check)
-        except (OSError, EOFError):
-            self._stop()
+            if child is None:
+                raise DualformError(
+                    "The process that runs SQL did not start.",
+                    hint="Run python -m dualform.query.sql.worker to see why.",
+                ) from None
             raise BadInput(
                 "The statement exceeded its limit of memory or time.",
                 hint="Aggregate, or add a WHERE clause.",
@@ -162,7 +165,7 @@ class Sql:
         views = _views(self._view) if self._given is None else []
         child = self._child = _Child(self.memory, self.most_bytes)
         tables = _tables(self._view, self._given)
-        self._attended(lambda: child.begin(tables, views), _START_SECONDS, check)
+        self._attended(partial(child.begin, tables, views), _START_SECONDS, check)
         return child
 
     def _attended(self, work: Callable[[], Found], seconds: float, check: Check) -> Found:
