@@ -20,7 +20,7 @@ import pyarrow as pa
 from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
 from dualform.query.attended import attended
-from dualform.query.sql.worker import ERROR
+from dualform.query.sql.worker import ERROR, READY, ROWS
 from dualform.query.view import Check, View
 from dualform.store.files.ram_budget import CHILDREN
 from dualform.store.maintenance import attributions
@@ -150,7 +150,7 @@ class Sql:
                 hint="Aggregate, or add a WHERE clause.",
                 field="statement",
             ) from None
-        kind, content = found[:1], memoryview(found)[1:]
+        kind, content = found[: len(ERROR)], memoryview(found)[len(ERROR) :]
         if kind == ERROR:
             raise _refused(str(content, "utf-8").strip())
         return pa.ipc.open_stream(content).read_all()
@@ -220,12 +220,12 @@ class _Child:
             with pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table)
             self._pipe.send_bytes(sink.getvalue())
-        self._pipe.recv_bytes(1)
+        self._pipe.recv_bytes(len(READY))
 
     def ask(self, request: dict[str, object]) -> bytes:
         """The kind of answer, and its content. Raises as `begin`."""
         self._pipe.send_bytes(json.dumps(request).encode())
-        return self._pipe.recv_bytes(self._most_bytes + 1)
+        return self._pipe.recv_bytes(len(ROWS) + self._most_bytes)
 
     def close(self) -> None:
         self.process.kill()

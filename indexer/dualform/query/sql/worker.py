@@ -1,8 +1,8 @@
 """The process that runs free SQL: it is given tables, holds no file, and can reach none.
 
 It reads messages from a pipe: what it begins with as JSON, an Arrow stream per table, then a JSON object per statement.
-It answers READY once it has begun, and then each statement with a message of which the first byte says what follows:
-rows as an Arrow stream, or why there are none. Light on purpose: no torch, no faiss. It ends with the process that
+It answers READY once it has begun, and then each statement by ROWS and an Arrow stream, or by ERROR and why there are
+no rows. Light on purpose: no torch, no faiss. It ends with the process that
 started it, whose number it is told.
 """
 
@@ -27,7 +27,8 @@ try:
 except ImportError:  # Windows: DuckDB's own limits, and the asker's patience, are all there is
     resource = None  # type: ignore[assignment]
 
-READY, ROWS, ERROR = b"K", b"R", b"E"
+READY, ROWS, ERROR = b"ready   ", b"rows    ", b"error   "
+"""How messages begin. Of eight bytes each, as Arrow's numbers are to lie at multiples of eight."""
 SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -90,7 +91,7 @@ def main(pipe: int, parent: int, memory: int) -> None:
         except EOFError:
             return
         try:
-            asker.send_bytes(ROWS + answer(connection, **request))
+            asker.send_bytes(answer(connection, **request))
         except (Refusal, duckdb.Error, MemoryError) as error:
             asker.send_bytes(ERROR + (str(error) or "not enough memory").encode())
         except Exception as error:  # nobody foresaw it, so what it says is not for strangers
@@ -129,8 +130,8 @@ def _lock(connection: duckdb.DuckDBPyConnection, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 
-def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int, seconds: float) -> bytes:
-    """The rows of one SELECT as an Arrow stream, so many at most and of so many bytes.
+def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int, seconds: float) -> pa.Buffer:
+    """The message with the rows of one SELECT, so many at most and of so many bytes.
 
     Raises Refusal, or what DuckDB raises.
     """
@@ -149,12 +150,13 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int
         cursor.execute("BEGIN TRANSACTION READ ONLY")
         plain = _table(cursor.sql(statements[0]), rows, size)
     sink = pa.BufferOutputStream()
+    sink.write(ROWS)
     with pa.ipc.new_stream(sink, plain.schema) as stream:
         stream.write_table(plain)
     answered = sink.getvalue()
-    if answered.size > size:
+    if answered.size > len(ROWS) + size:
         raise _too_large(size)
-    return bytes(answered)
+    return answered
 
 
 def _table(found: duckdb.DuckDBPyRelation, most_rows: int, most_bytes: int) -> pa.Table:
@@ -244,7 +246,7 @@ def _json(text: str | None) -> str | None:
 
 
 def _whole(digits: str) -> int | str:
-    return int(digits) if abs(int(digits)) <= _WIDEST else digits
+    return int(digits) if len(digits) <= 17 and abs(int(digits)) <= _WIDEST else digits
 
 
 def _rounded(name: str, what: str) -> Refusal:
