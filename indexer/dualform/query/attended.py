@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError as NotYet
+from contextlib import suppress
 from threading import Thread
 from typing import TypeVar
 
@@ -28,15 +29,23 @@ def attended(work: Callable[[], Found], stop: Callable[[], object], check: Check
     if check is never:
         return work()
     found, seconds_taken = Future[Found](), list[float]()
-    Thread(target=_settle, args=(found, work, seconds_taken), name="attended", daemon=True).start()
+
+    def settle() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+        finally:
+            seconds_taken.append(time.thread_time())  # the thread began with this work
+
+    thread = Thread(target=settle, name="attended", daemon=True)
+    thread.start()
     seconds = _LOOK
     given_up: BaseException | None = None
     while True:
-        try:
-            error = found.exception(seconds)
+        with suppress(NotYet):
+            found.exception(seconds)
             break
-        except NotYet:
-            pass
         try:
             if given_up is None:
                 check()
@@ -44,20 +53,8 @@ def attended(work: Callable[[], Found], stop: Callable[[], object], check: Check
             given_up, seconds = reason, _AGAIN
         if given_up is not None:
             stop()
+    thread.join()
     bounds.add(sum(seconds_taken))
     if given_up is not None:
         raise given_up
-    if error is not None:
-        raise error
     return found.result()
-
-
-def _settle(found: Future[Found], work: Callable[[], Found], seconds_taken: list[float]) -> None:
-    try:
-        made = work()
-    except BaseException as error:
-        seconds_taken.append(time.thread_time())  # the thread began with this work
-        found.set_exception(error)
-    else:
-        seconds_taken.append(time.thread_time())
-        found.set_result(made)
