@@ -102,7 +102,7 @@ def test_an_unforeseen_error_tells_how_to_see_more(dualform, monkeypatch, addres
 @pytest.mark.parametrize(
     ("package", "command", "says"),
     [
-        ("safetensors.torch", ("weights", "--out", "w.safetensors"), "The package safetensors is not installed;"),
+        ("safetensors.torch", ("weights", "--out", "w.safetensors"), "the package safetensors is not installed;"),
         ("mcp", ("mcp",), "The package mcp is not installed; the extra [mcp] brings it."),
     ],
 )
