@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dualform.answers import Status
-from dualform.answers.table import WIDEST, json_value
+from dualform.answers.table import json_value
 from dualform.errors import BadInput
 from dualform.methods import Answers
 
@@ -52,7 +52,7 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
-    found = json_value(value, WIDEST)
+    found = json_value(value)
     return cut(found) if isinstance(found, str) else found
 
 

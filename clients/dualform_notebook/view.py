@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dualform.answers import Status
-from dualform.answers.table import WIDEST, json_value
+from dualform.answers.table import json_value
 from dualform.errors import Inexact
 from dualform.methods import Answers
 from dualform_explorer.glossary import SCORE_WORDS, meaning
@@ -176,4 +176,4 @@ def _preview(preview: ShownPreview) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    return json_value(value, WIDEST)  # a mask by a number that the browser rounds would be another
+    return json_value(value)  # a mask by a number that the browser rounds would be another

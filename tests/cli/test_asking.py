@@ -356,6 +356,8 @@ def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path):
         assert sorted((own["f"] for own in found), key=repr) == sorted(["nan", "inf", "-inf", 0.5, None], key=repr)
     told = dualform("sql", tmp_path / "m", "SELECT f, 'ü' AS name FROM slots ORDER BY slot", "--json")
     assert [row["f"] for row in told.json["rows"]] == ["nan", "inf", "-inf", 0.5, None]
+    wide = dualform("sql", tmp_path / "m", "SELECT 9007199254740991 AS a, -9007199254740993 AS b", "--json").json
+    assert wide["rows"] == [{"a": 2**53 - 1, "b": "-9007199254740993"}], "JavaScript would round it"
     assert told.out.isascii()
 
 

@@ -99,10 +99,19 @@ def test_an_unforeseen_error_tells_how_to_see_more(dualform, monkeypatch, addres
     assert dualform("info", address, "--json").code == 130, "an interruption is no failure of ours"
 
 
-def test_a_missing_package_names_its_extra(dualform, monkeypatch, folder, tmp_path):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    told = dualform("weights", folder, "--out", tmp_path / "w.safetensors", "--json")
-    assert told.json["error"]["code"] == "missing_package"
+@pytest.mark.parametrize(
+    ("package", "command", "says"),
+    [
+        ("safetensors.torch", ("weights", "--out", "w.safetensors"), "the package safetensors is not installed;"),
+        ("mcp", ("mcp",), "The package mcp is not installed; the extra [mcp] brings it."),
+    ],
+)
+def test_a_missing_package_names_its_extra(dualform, monkeypatch, folder, tmp_path, package, command, says):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    told = dualform(command[0], folder, *command[1:], "--json")
+    assert (told.code, told.json["error"]["code"]) == (1, "missing_package")
+    assert told.json["error"]["message"].startswith(says)
     assert "pip install 'dualform[" in told.json["error"]["hint"]
 
 
@@ -144,15 +153,9 @@ def test_too_little_memory_for_a_folder_says_how_much_is_needed(dualform, tmp_pa
     assert told.code == 0
 
 
-@pytest.mark.parametrize(
-    ("command", "file"),
-    [(("weights", "--out"), "/nonexistent/x"), (("explore", "--item", "test/0", "--export"), "/nonexistent/x.html")],
-    ids=["weights", "explore"],
-)
-def test_a_file_in_a_folder_that_is_not_there_is_one_clear_line(dualform, folder, command, file):
-    name, *options = command
-    told = f"error: There is no folder /nonexistent.\nhint: Make the folder first, or give another {options[-1]}.\n"
-    assert dualform(name, folder, *options, file) == (1, "", told)
+def test_a_file_in_a_folder_that_is_not_there_is_one_clear_line(dualform, folder):
+    told = "error: There is no folder /nonexistent.\nhint: Make the folder first, or give another --export.\n"
+    assert dualform("explore", folder, "--item", "test/0", "--export", "/nonexistent/x.html") == (1, "", told)
 
 
 @pytest.mark.parametrize(

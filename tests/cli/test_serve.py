@@ -218,7 +218,8 @@ def test_visitors_see_what_their_tokens_may_ask(folder, tmp_path):
     with exploring(folder, "127.0.0.1:0", "--token-file", str(tokens)) as (process, said):
         pages = said["explore"]
         for path in ("", "explore?item=test/0", "panels?item=test/0", "news"):
-            for wrong in (None, "wrong", alice[:-1], " ", "\t", "\xfc", "two words", "x\x7f", alice * 200):
+            every = (None, "wrong", alice[:-1], " ", "\t", "\xfc", "two words", "x\x7f", alice * 200)
+            for wrong in every if not path else every[:2]:
                 status, page = get(pages, path, wrong)
                 assert (status, "test" in page, folder.name in page) == (401, False, False), wrong
             assert get(pages, path, alice)[0] == 200

@@ -286,3 +286,17 @@ def test_same_error(mistake, engine, ask):
     assert (theirs.message, theirs.hint, theirs.field) == (ours.message, ours.hint, ours.field)
     if field:
         assert ours.field == field
+
+
+@pytest.mark.parametrize("ask", ["engine", "client"], indirect=True)
+def test_columns_are_named_in_any_case(ask):
+    for method, said, recorded in (
+        ("topk", {"by": ("Dataset", "LABEL"), "where": "STEP > 1"}, {"by": ("dataset", "label"), "where": "step > 1"}),
+        ("topk", {"distinct": "Sample"}, {"distinct": "sample"}),
+        ("group_sum", {"by": "Label"}, {"by": "label"}),
+        ("contributions", {"by": "Label"}, {"by": "label"}),
+    ):
+        found = ask(method, "0", "test/3", **said)
+        assert same(timeless(found), timeless(ask(method, "0", "test/3", **recorded)))
+    with pytest.raises(errors.BadInput, match="by names a column twice"):
+        ask("group_sum", "0", "test/3", by=("label", "Label"))

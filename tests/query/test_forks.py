@@ -137,7 +137,7 @@ def test_the_parent_goes_on_where_its_fork_closed_the_engine(folder):
         wanted = asked(engine)
         in_a_fork(engine.close)
         assert engine._sql._child is not None
-        assert engine._sql._child.poll() is None
+        assert engine._sql._child.process.poll() is None
         assert asked(engine) == wanted
 
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 from dualform.answers import Hits, QuerySet, Scan
 from dualform.errors import BadInput, Overloaded
 from dualform.kernels import workers
-from dualform.query.where.expression import connect, interruptible
+from dualform.query.attended import attended
 from dualform.questions import QuerySetLookup, TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import call_of
@@ -201,8 +201,8 @@ def test_what_a_mask_takes_on_its_own_thread_counts(monkeypatch, fails):
         if fails:
             raise ZeroDivisionError
 
-    with connect(1) as connection, suppress(ZeroDivisionError), costs.noted("slow mask"):
-        interruptible(connection, mask, lambda: None)
+    with suppress(ZeroDivisionError), costs.noted("slow mask"):
+        attended(mask, lambda: None, lambda: None)
     with costs.noted("its thread's next scan"):
         pass
     assert costs.light("slow mask") is False

@@ -28,6 +28,7 @@ from dualform_client.cli.layer_answers import (
     sample_notes,
     scanned,
     share,
+    status_notes,
     takes_score,
 )
 from dualform_client.cli.options import (
@@ -103,7 +104,7 @@ def topk(
     table = Table(title, columns, ([row[name] for name in columns] for row in _named(rows, memory)), importance)
     return Report(
         {"hits": found, **names_record(asked), **score.record(hits.status), "space": hits.space, **share(hits.scan)},
-        [table, *sample_notes(hits.scan), *_repeated(hits, found), *score.notes(layer, hits.status)],
+        [table, *sample_notes(hits.scan), *_repeated(hits, found), *status_notes(layer, hits.status)],
     )
 
 
@@ -219,7 +220,7 @@ def group_sum(
         rows = ([asked[one["query"]], *one["group"].values(), one["count"], one["sum"]] for one in found)
     of = str(asked[0]) if len(asked) == 1 else ""
     title = layer_title(layer, f"{score} by {', '.join(by)}", of, scanned(answer.scan, answer.space), most)
-    notes = [*sample_notes(answer.scan), *score.notes(layer, answer.status)]
+    notes = [*sample_notes(answer.scan), *status_notes(layer, answer.status)]
     return Report({**record, **beside}, [Table(title, columns, rows, Importance(kept)), *notes])
 
 
@@ -277,7 +278,7 @@ def distribution(
     title = layer_title(layer, str(score), scanned(answer.scan, answer.space, answer.count), effective)
     importance = Importance(("query", "rank", "score"), last=("share", "cumulative"))
     table = Table(title, list(columns), zip(*columns.values(), strict=True), importance)
-    return Report(record, [table, *sample_notes(answer.scan), *score.notes(layer, answer.status)])
+    return Report(record, [table, *sample_notes(answer.scan), *status_notes(layer, answer.status)])
 
 
 @command()

@@ -15,7 +15,6 @@ from dualform.methods import Answers
 from dualform_client.cli.help import command, complete_folder
 from dualform_client.cli.options import (
     FILE,
-    REACH,
     SECONDS,
     check_output_file,
     connected,
@@ -133,8 +132,7 @@ def explore(
         check_preview_function(function)
     words = None if tokenizer is None else Words(tokenizer)
     opened = {
-        name: partial(_opened, target, ram, {own: reach[own] for own in REACH})
-        for name, target in zip(names_of(targets), targets, strict=True)
+        name: partial(_opened, target, ram, reach) for name, target in zip(names_of(targets), targets, strict=True)
     }
     if export is not None:
         return _export(opened, export, items, without, force, function, words)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -189,15 +188,14 @@ _SHOWN_ROWS = 20
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(NamedTuple):
     """The names in a memory."""
 
-    spaces: dict[str, str] = field(default_factory=dict)
+    spaces: dict[str, str]
     """Layer, or a view of one -> its slot space."""
-    query_sets: dict[str, int] = field(default_factory=dict)
+    query_sets: dict[str, int]
     """Query set -> rows."""
-    columns: dict[str, Sequence[str]] = field(default_factory=dict)
+    columns: dict[str, Sequence[str]]
     """Slot space -> columns."""
 
 
@@ -276,26 +274,21 @@ def _names(context: click.Context) -> _Names:
     # An option that waits for its value ends click's reading before it tells arguments by their names.
     given = context.params.get("place") or context.params.get("a") or context.params.get("run")
     target = str(given or context.args[0])
+    found: Any
     if Path(target).exists():
-        return _names_of_folder(target)
-    return _names_of_server(target, context.params)
+        from dualform.store.reading.snapshot import Snapshot
 
+        found = Snapshot.open(target)
+        layers = [(own.space, own.name, *own.view_names) for own in found.layers.values()]
+        query_sets, columns = found.query_sets.values(), {space: found.columns(space) for space in found.spaces}
+    else:
+        from dualform_client.cli.options import REACH, connected
 
-def _names_of_folder(folder: str) -> _Names:
-    from dualform.store.reading.snapshot import Snapshot
-
-    snapshot = Snapshot.open(folder)
-    spaces = {name: layer.space for layer in snapshot.layers.values() for name in (layer.name, *layer.view_names)}
-    query_sets = {name: query_set.rows for name, query_set in snapshot.query_sets.items()}
-    return _Names(spaces, query_sets, {space: tuple(snapshot.space(space).columns) for space in snapshot.spaces})
-
-
-def _names_of_server(address: str, reach: dict[str, Any]) -> _Names:
-    from dualform_client.cli.options import REACH, connected
-
-    said = {name: reach.get(name) for name in REACH} | {"timeout": SERVER_SECONDS}
-    with connected(address, **said) as memory:
-        info = memory.info()
-    spaces = {name: layer.space for layer in info.layers for name in (layer.name, *layer.views)}
-    query_sets = {query_set.name: query_set.rows for query_set in info.query_sets}
-    return _Names(spaces, query_sets, {space: tuple(columns) for space, columns in info.columns.items()})
+        with connected(
+            target, **{name: context.params.get(name) for name in REACH} | {"timeout": SERVER_SECONDS}
+        ) as own:
+            found = own.info()
+        layers = [(own.space, own.name, *own.views) for own in found.layers]
+        query_sets, columns = found.query_sets, found.columns
+    spaces = {name: space for space, *names in layers for name in names}
+    return _Names(spaces, {own.name: own.rows for own in query_sets}, {own: tuple(columns[own]) for own in columns})

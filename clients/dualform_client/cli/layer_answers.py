@@ -148,9 +148,6 @@ class Score:
         """The slot space of the queries, for an answer about slots of `space`: gradients belong to examples."""
         return _OF_EXAMPLES if self.name == GRADIENT else space
 
-    def notes(self, layer: str | Sequence[str], status: Status | None) -> list[Note]:
-        return [] if status is None or status.exact else [Note(f"{layer}: {describe_status(status)}")]
-
 
 def _as_target(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"\d+(-\d+)?", value):
@@ -234,8 +231,10 @@ def names_record(asked: list[AskedQuery]) -> dict[str, Any]:
     return {"asked": [asdict(own) for own in asked]}
 
 
-def describe_status(status: Status, unrecorded_change: float = 0.0) -> str:
-    """A sentence or two about a record that is not exact or has an unrecorded change."""
+def status_notes(layer: str | Sequence[str], status: Status | None, unrecorded_change: float = 0.0) -> list[Note]:
+    """A note about a record that is not exact or has an unrecorded change."""
+    if status is None or (status.exact and not unrecorded_change > 0):
+        return []
     reason = f": {status.reason.rstrip('.')}" if status.reason else ""
     change = f" Unrecorded change: {unrecorded_change:.2g} of the distance that training moved the weights."
-    return f"{status}{reason}.{change if unrecorded_change > 0 else ''}"
+    return [Note(f"{layer}: {status}{reason}.{change if unrecorded_change > 0 else ''}")]

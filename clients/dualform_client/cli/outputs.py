@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from dualform_client.cli.help import command
 from dualform_client.cli.layer_answers import (
     asked_queries,
     asks_layers,
-    describe_status,
     groups_record,
     layer_title,
     names_record,
     sample_notes,
     share,
+    status_notes,
 )
 from dualform_client.cli.options import (
     COUNT,
@@ -103,9 +104,7 @@ def output(
     # far the removed terms cancel says nothing of it.
     shown = kernel == "linear" and (placebo is not None or wants_json())
     removed = cancellation(memory, where, at_step, layer, allow_inexact) if shown else None
-    notes = list[str]()
-    if not outputs.status.exact or outputs.unrecorded_change > 0:
-        notes.append(f"{layer}: {describe_status(outputs.status, outputs.unrecorded_change)}")
+    notes: list[str] = [*status_notes(layer, outputs.status, outputs.unrecorded_change)]
     if where is not None:
         notes.append(WHAT_AN_ABLATION_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_ABLATION_MEANS)
     tested = None if placebo is None else memory.placebo(layer, queries, where, placebo, at_step, allow_inexact)
@@ -234,8 +233,7 @@ def contributions(
     """
     answer = memory.contributions(layer, queries, by, where, at_step, allow_inexact)
     notes = [*sample_notes(answer.scan), *([] if where is None else [Note(WHAT_AN_ABLATION_MEANS)])]
-    if not answer.status.exact:
-        notes.append(Note(f"{layer}: {describe_status(answer.status)}"))
+    notes += status_notes(layer, answer.status)
     width = answer.sums.shape[2]
     asked = asked_queries(memory, queries, len(answer), answer.space)
     table = Table(
@@ -326,11 +324,8 @@ def weights(
             **({} if masks is None else {**figures(removed), "note": WHAT_AN_ABLATION_MEANS}),
         }
 
-    notes = [
-        f"{layer}: {describe_status(status, state.unrecorded_change[layer])}"
-        for layer, status in state.statuses.items()
-        if not status.exact or state.unrecorded_change[layer] > 0
-    ]
+    off = (status_notes(layer, own, state.unrecorded_change[layer]) for layer, own in state.statuses.items())
+    notes: list[str] = [*chain.from_iterable(off)]
     if state.remark and not (state.ended and masks is None and at_step is None):
         notes.append(f"{state.remark[0].upper()}{state.remark[1:]}.")
     if state.others and masks is not None:

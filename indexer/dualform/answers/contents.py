@@ -9,27 +9,34 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
-from typing import TYPE_CHECKING, Any
-
-from dualform.answers.table import Columns, Html, beside, column_of, escaped, free_name
-from dualform.errors import DualformError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    pass
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from math import isfinite
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers.table import SHOWN, Scan, Shown, Status, Table, as_html, as_text, counted
-from dualform.errors import BadInput
+from dualform.answers.table import (
+    SHOWN,
+    Columns,
+    Html,
+    Recorded,
+    Scan,
+    Shown,
+    Status,
+    Table,
+    as_html,
+    as_text,
+    beside,
+    column_of,
+    counted,
+    escaped,
+    free_name,
+)
+from dualform.errors import BadInput, DualformError
 
 MOST_ROWS = 20
 """That an answer with samples or bars shows."""
@@ -204,7 +211,7 @@ class Patches:
 
 
 @dataclass(frozen=True)
-class LayerInfo:
+class LayerInfo(Recorded):
     name: str
     d_in: int
     """The width of a key, without the 1 for the bias."""
@@ -226,16 +233,6 @@ class LayerInfo:
     """The axis of the batch in the layer's inputs."""
     patches: Patches | None = None
     """For a convolution; None for other layers."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether the record is exact."""
-        return self.status.exact
-
-    @property
-    def reason(self) -> str:
-        """Why the record is not exact, or what limits an exact one; otherwise empty."""
-        return self.status.reason
 
 
 @dataclass(frozen=True)

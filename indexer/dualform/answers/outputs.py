@@ -13,11 +13,11 @@ as many steps. Arrays by set have 1 + R + S columns, in this order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import isnan
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -27,8 +27,10 @@ from dualform.answers.contents import bars, output_names, query_labels, with_nam
 from dualform.answers.scores import GroupKey
 from dualform.answers.table import (
     SHOWN,
+    ByQuery,
     Columns,
     Html,
+    Recorded,
     Scan,
     Shown,
     Status,
@@ -50,7 +52,7 @@ from dualform.extras import optional
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Outputs(Shown, NDArrayOperatorsMixin):
+class Outputs(ByQuery, Shown, NDArrayOperatorsMixin):
     """The outputs of a layer, float32[n, d_out]. NumPy functions, operators, indexing and len() work on `values`."""
 
     values: NDArray[np.float32]
@@ -72,6 +74,8 @@ class Outputs(Shown, NDArrayOperatorsMixin):
     effective_slots: NDArray[np.float64] | None = None
     """float64[n], 1 / sum_t p_t^2: the effective number of slots of the softmax; 0.0 if the ablation keeps none. None
     for "linear"."""
+
+    _of_queries: ClassVar[tuple[str, ...]] = ("values", "effective_slots")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False and dtype is not None and np.dtype(dtype) != self.values.dtype:
@@ -99,19 +103,6 @@ class Outputs(Shown, NDArrayOperatorsMixin):
     def ndim(self) -> int:
         """2: queries and outputs."""
         return self.values.ndim
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the numbers in bytes."""
-        return self.values.nbytes + (0 if self.effective_slots is None else self.effective_slots.nbytes)
-
-    def part(self, start: int, stop: int) -> Outputs:
-        """The result for the queries from start to stop. `scan` stays that of the whole."""
-        effective = None if self.effective_slots is None else self.effective_slots[start:stop]
-        return replace(self, values=self.values[start:stop], effective_slots=effective)
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def __getitem__(self, index: Any) -> Any:
         return self.values[index]
@@ -241,7 +232,7 @@ class Weights(Shown, Mapping[str, Any]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Contributions(Table):
+class Contributions(ByQuery, Table):
     """The terms of a layer's output, which add up to it (paper equation 13).
 
         output = initial + bias + unrecorded_change + the sum of `sums` over the groups + residual
@@ -275,23 +266,7 @@ class Contributions(Table):
     """The status of the layer as of the step."""
     scan: Scan = field(default_factory=Scan)
 
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes of the numbers that grow with the queries."""
-        return self.sums.nbytes + 4 * self.initial.nbytes
-
-    def part(self, start: int, stop: int) -> Contributions:
-        """The result for the queries from start to stop. `scan` stays that of the whole."""
-        own = slice(start, stop)
-        unexplained = None if self.unexplained is None else self.unexplained[own]
-        return replace(
-            self,
-            sums=self.sums[own],
-            initial=self.initial[own],
-            unrecorded_change=self.unrecorded_change[own],
-            residual=self.residual[own],
-            unexplained=unexplained,
-        )
+    _of_queries: ClassVar[tuple[str, ...]] = ("sums", "initial", "unrecorded_change", "residual", "unexplained")
 
     @property
     def output(self) -> NDArray[np.float64]:
@@ -300,12 +275,6 @@ class Contributions(Table):
             self.sums.sum(axis=1) + self.initial + self.bias + self.unrecorded_change + self.residual
         )
         return total
-
-    def __len__(self) -> int:
-        return len(self.sums)
-
-    def __iter__(self) -> Iterator[Contributions]:
-        return (self.part(query, query + 1) for query in range(len(self)))
 
     @property
     def rows(self) -> int:
@@ -522,7 +491,7 @@ FEWEST_SIBLINGS = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Placebos(Table):
+class Placebos(ByQuery, Table):
     """The change of each query's margin under an ablation, under random ablations of its size, and under its siblings.
 
     The margin is the predicted output minus the largest other one. The prediction is the layer's with all of its
@@ -562,6 +531,8 @@ class Placebos(Table):
     space: str = ""
     """The slot space of the layer."""
     scan: Scan = field(default_factory=Scan)
+
+    _of_queries: ClassVar[tuple[str, ...]] = ("margin", "labels", "predicted", "second", "changes", "outcomes")
 
     @property
     def change(self) -> NDArray[np.float64]:
@@ -653,22 +624,6 @@ class Placebos(Table):
         return np.asarray(((self._labelled & before)[:, None] & after).sum(axis=0), dtype=np.int64)
 
     @property
-    def nbytes(self) -> int:
-        """The size of the numbers in bytes."""
-        return self.changes.nbytes + self.outcomes.nbytes + 4 * self.margin.nbytes
-
-    def part(self, start: int, stop: int) -> Placebos:
-        """The result for the queries from start to stop. `scan` stays that of the whole."""
-        names = ("labels", "predicted", "second", "margin", "changes", "outcomes")
-        return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
-
-    def __len__(self) -> int:
-        return len(self.margin)
-
-    def __iter__(self) -> Iterator[Placebos]:
-        return (self.part(query, query + 1) for query in range(len(self)))
-
-    @property
     def rows(self) -> int:
         return len(self)
 
@@ -748,7 +703,7 @@ def _spread(counts: NDArray[np.int64]) -> dict[str, float] | None:
 
 
 @dataclass(frozen=True, repr=False)
-class Reconstruction(Table):
+class Reconstruction(Recorded, Table):
     """The reconstruction error of one layer at the end of the training, and its status."""
 
     reconstruction_error: float | None
@@ -760,16 +715,6 @@ class Reconstruction(Table):
     rounding_share: float = 0.0
     """The share of ||W_T - W_0|| in biases whose gradient was only rounding, such as the key biases of attention. It
     belongs to no slot, and an ablation does not move it. 0.0 for optimizers that do not scale gradients."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether the record is exact."""
-        return self.status.exact
-
-    @property
-    def reason(self) -> str:
-        """Why the record is not exact, or what limits an exact one; otherwise empty."""
-        return self.status.reason
 
     @property
     def rows(self) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.contents import MOST_ROWS, bars, with_names, with_samples
 from dualform.answers.table import (
+    ByQuery,
     Columns,
     Scan,
     Status,
@@ -55,7 +56,7 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Hits(Table):
+class Hits(ByQuery, Table):
     """The best slots of each query: highest score first, ties by slot number (paper section 5.2, figure 4).
 
     For query i, `slots[i]` is int64[hits] and `scores[i]` float32[hits]. With `by`, `groups` has the values of each
@@ -80,6 +81,8 @@ class Hits(Table):
     """With `distinct`: for each of `ids`, how many slots of the same sample rank at or above the last hit of its list,
     including itself. Their sum is the length of the list without `distinct`."""
 
+    _of_queries: ClassVar[tuple[str, ...]] = ("counts", "ids", "flat_scores", "repeats")
+
     @property
     def slots(self) -> Sequence[Any]:
         """By query, int64[k], best first; with `by`, a list with one array for each group."""
@@ -95,12 +98,6 @@ class Hits(Table):
         rows = [[next(parts) for _ in range(self.counts.shape[1])] for _ in range(self.counts.shape[0])]
         return [row[0] for row in rows] if self.groups is None else rows
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the numbers in bytes."""
-        repeats = 0 if self.repeats is None else self.repeats.nbytes
-        return self.ids.nbytes + self.flat_scores.nbytes + self.counts.nbytes + repeats
-
     def part(self, start: int, stop: int) -> Hits:
         """The result for the queries from start to stop. `scan` stays that of the whole."""
         first, last = (int(self.counts[:end].sum()) for end in (start, stop))
@@ -108,9 +105,6 @@ class Hits(Table):
         repeats = None if self.repeats is None else self.repeats[own]
         ids, scores, counts = self.ids[own], self.flat_scores[own], self.counts[start:stop]
         return replace(self, ids=ids, flat_scores=scores, counts=counts, repeats=repeats)
-
-    def __len__(self) -> int:
-        return int(self.counts.shape[0])
 
     def __iter__(self) -> Iterator[list[Hit]]:
         return map(self._of_query, range(len(self)))
@@ -178,7 +172,7 @@ class Hits(Table):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GroupSums(Table):
+class GroupSums(ByQuery, Table):
     """The sum of scores over each group, for each query (paper section 5.2, figure 5). n queries, G groups.
 
     With `k`, each query has separate groups: the k with the largest sums by absolute value. `numbers` then gives the
@@ -203,10 +197,7 @@ class GroupSums(Table):
     total: int | None = None
     """The number of all groups, of which `groups` are some; None without k."""
 
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes of the numbers that grow with the queries."""
-        return self.sums.nbytes + (0 if self.numbers is None else self.numbers.nbytes)
+    _of_queries: ClassVar[tuple[str, ...]] = ("sums", "numbers")
 
     def part(self, start: int, stop: int) -> GroupSums:
         """The result for the queries from start to stop. `scan` stays that of the whole."""
@@ -233,9 +224,6 @@ class GroupSums(Table):
         order = np.argsort(-np.abs(sums), kind="stable")
         named = (numbers[order].tolist(), sums[order].tolist())
         return [(self.groups[number], own, int(self.counts[number])) for number, own in zip(*named, strict=True)]
-
-    def __len__(self) -> int:
-        return len(self.sums)
 
     def __iter__(self) -> Iterator[list[tuple[GroupKey, float, int]]]:
         return map(self.ranked, range(len(self)))
@@ -297,7 +285,7 @@ def largest(sums: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDA
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Distributions(Table):
+class Distributions(ByQuery, Table):
     """The scores of all slots by rank, for each query: highest score first, ties by slot number.
 
     Scores are given at some ranks, the same for every query. They are evenly spaced on a logarithmic axis, from the
@@ -322,33 +310,13 @@ class Distributions(Table):
     status: Status | None = None
     """For contributions, the status of the layer; None for other scores."""
 
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes of the numbers that grow with the queries."""
-        return self.scores.nbytes + self.cumulative.nbytes + self.totals.nbytes + self.effective_slots.nbytes
-
-    def part(self, start: int, stop: int) -> Distributions:
-        """The result for the queries from start to stop. `scan` stays that of the whole."""
-        own = slice(start, stop)
-        return replace(
-            self,
-            scores=self.scores[own],
-            cumulative=self.cumulative[own],
-            totals=self.totals[own],
-            effective_slots=self.effective_slots[own],
-        )
+    _of_queries: ClassVar[tuple[str, ...]] = ("scores", "cumulative", "totals", "effective_slots")
 
     @property
     def shares(self) -> NDArray[np.float64]:
         """float64[n, r]: `cumulative` as a share of the total; 0.0 if all scores are 0."""
         totals = self.totals[:, None]
         return np.divide(self.cumulative, totals, out=np.zeros_like(self.cumulative), where=totals > 0)
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def __iter__(self) -> Iterator[Distributions]:
-        return (self.part(query, query + 1) for query in range(len(self)))
 
     @property
     def rows(self) -> int:

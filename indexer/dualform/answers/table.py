@@ -8,9 +8,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, SupportsIndex, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -94,7 +94,7 @@ SHOWN = 10
 """The number of rows that a table prints. If it has one or two more, it prints them too."""
 _WIDEST = 60
 """Characters of a cell that are shown."""
-WIDEST = 2**53 - 1
+_EXACT = 2**53 - 1
 """JavaScript rounds whole numbers beyond."""
 
 
@@ -107,15 +107,15 @@ def escaped(text: str) -> str:
     return text if isinstance(text, Html) else escape(_plain(text))
 
 
-def json_value(value: Any, widest: int | None = None) -> Any:
+def json_value(value: Any) -> Any:
     """One value as JSON. JSON lacks NaN and infinities, so they become the texts "nan", "inf" and "-inf", which differ
-    from NULL. Whole numbers beyond `widest` become text too, and so does any value that is not a number, text or
+    from NULL. Whole numbers that JavaScript rounds become text too, and so does any value that is not a number, text or
     boolean.
     """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool):
-        return value if widest is None or abs(value) <= widest else str(value)
+        return value if abs(value) <= _EXACT else str(value)
     if value is None or isinstance(value, str | bool) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
@@ -362,6 +362,50 @@ class Table(Shown):
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.table().__arrow_c_stream__(requested_schema)
+
+
+class ByQuery:
+    """A result whose arrays have a row for each query. Iterating gives the result of each."""
+
+    _of_queries: ClassVar[tuple[str, ...]]
+    """The names of these arrays, which may be None but for the first."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes of the numbers that grow with the queries."""
+        return sum(own.nbytes for own in self._arrays().values())
+
+    def part(self, start: int, stop: int) -> Self:
+        """The result for the queries from start to stop. `scan` stays that of the whole."""
+        return cast(
+            "Self", replace(cast("Any", self), **{name: own[start:stop] for name, own in self._arrays().items()})
+        )
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        found = {name: getattr(self, name) for name in self._of_queries}
+        return {name: own for name, own in found.items() if own is not None}
+
+    def __len__(self) -> int:
+        return len(getattr(self, self._of_queries[0]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.part(query, query + 1) for query in range(len(self)))
+
+
+class Recorded:
+    """Something whose record is as exact as its `status` says."""
+
+    status: Status
+
+    @property
+    def exact(self) -> bool:
+        """Whether the record is exact."""
+        return self.status.exact
+
+    @property
+    def reason(self) -> str:
+        """Why the record is not exact, or what limits an exact one; otherwise empty."""
+        return self.status.reason
 
 
 def counted(number: int, noun: str) -> str:

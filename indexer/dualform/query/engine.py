@@ -191,13 +191,13 @@ class Engine(Answers):
         """
         view = self._view.within(bounds)
         with subnormal_numbers():
-            return cast("A", self._answer(_about_a_layer(view, question), view, _check(cancelled)))
+            return cast("A", self._answer(_completed(view, question), view, _check(cancelled)))
 
     def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
         """The query with every token of its examples named, so that the number of queries is known. Raises NotFound and
         BadInput as `ask` does.
         """
-        return counted_queries(self._view, cast("LayerQuestion[A]", _about_a_layer(self._view, question)))
+        return counted_queries(self._view, cast("LayerQuestion[A]", _completed(self._view, question)))
 
     def _answer(self, question: Any, view: View, check: Check) -> Any:
         match question:
@@ -382,10 +382,20 @@ def _check(cancelled: StopSignal | None) -> Check:
     return check
 
 
-def _about_a_layer(view: View, question: Any) -> Any:
-    """A question that names no layer is about the one whose outputs are the network's."""
-    if not isinstance(question, LayerQuestion) or question.layer is not None:
-        return question
-    from dualform.query.info import output_layer  # not needed by those that name theirs
+def _completed(view: View, question: Any) -> Any:
+    """A question that names no layer is about the one whose outputs are the network's; columns to group by are named as
+    they were recorded, in whatever case they are written.
+    """
+    found = dict[str, Any]()
+    if isinstance(question, LayerQuestion) and question.layer is None:
+        from dualform.query.info import output_layer  # not needed by those that name theirs
 
-    return replace(question, layer=output_layer(view))
+        found["layer"] = output_layer(view)
+    recorded = {name: name for space in view.snapshot.spaces for name in view.snapshot.columns(space)}
+    recorded = {name.lower(): name for name in reversed(recorded)} | recorded
+    for field in ("by", "distinct"):
+        given = getattr(question, field, ())
+        named = tuple(recorded.get(name, recorded.get(name.lower(), name)) for name in given)
+        if named != given:
+            found[field] = named
+    return replace(question, **found) if found else question

@@ -16,14 +16,6 @@ from dualform.questions.gradients import (
     LayerGradients as LayerGradients,
     as_layer_names as as_layer_names,
 )
-from dualform.questions.lookups import (
-    Inventory as Inventory,
-    PreviewLookup as PreviewLookup,
-    QuerySetLookup as QuerySetLookup,
-    SlotLookup as SlotLookup,
-    SqlStatement as SqlStatement,
-    Verification as Verification,
-)
 from dualform.questions.outputs import (
     Contribution as Contribution,
     MaskCancellation as MaskCancellation,
@@ -32,13 +24,19 @@ from dualform.questions.outputs import (
     Placebo as Placebo,
 )
 from dualform.questions.question import (
+    Inventory as Inventory,
     LayerQuestion as LayerQuestion,
+    PreviewLookup as PreviewLookup,
     Queries as Queries,
     QueriesLike as QueriesLike,
     QuerySetExamples as QuerySetExamples,
+    QuerySetLookup as QuerySetLookup,
     Question as Question,
     SlotKeys as SlotKeys,
+    SlotLookup as SlotLookup,
+    SqlStatement as SqlStatement,
     Vectors as Vectors,
+    Verification as Verification,
     as_queries as as_queries,
 )
 from dualform.questions.scores import (

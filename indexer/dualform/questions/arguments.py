@@ -1,12 +1,17 @@
-"""Checks of arguments."""
+"""Checks of arguments. A field of a question names its check in its type: `Annotated[int | None, as_step]`.
+
+A check takes a value and the name of its field. It returns what the field holds, or raises BadInput.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from functools import cache
 from math import isfinite
 from numbers import Real
-from typing import Any
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +58,18 @@ _SHOWN = 80
 """Characters of a value that does not fit, in a message."""
 
 
+def check_fields(value: Any) -> None:
+    """Puts what the checks of a dataclass's fields return in their place."""
+    for name, check in _checks(value.__class__):
+        object.__setattr__(value, name, check(getattr(value, name), name))
+
+
+@cache
+def _checks(kind: type[Any]) -> list[tuple[str, Callable[[Any, str], Any]]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [(own.name, check) for own in fields(kind) for check in getattr(hints[own.name], "__metadata__", ())]
+
+
 def as_by(by: str | Sequence[str] | None, field: str = "by") -> tuple[str, ...]:
     """Column names of a grouping: "label", ("dataset", "label"), or None for none."""
     names = (by,) if isinstance(by, str) else by or ()
@@ -71,6 +88,13 @@ def as_by(by: str | Sequence[str] | None, field: str = "by") -> tuple[str, ...]:
         )
     if len(set(names)) < len(names):
         raise BadInput(f"{field} names a column twice: {', '.join(names)}.", field=field)
+    return names
+
+
+def as_some_columns(by: str | Sequence[str], field: str = "by") -> tuple[str, ...]:
+    """As `as_by`, of one column at least."""
+    if not (names := as_by(by, field)):
+        raise BadInput(f"{field} must name at least one column.", hint=f'For example {field}="label".', field=field)
     return names
 
 
@@ -109,52 +133,60 @@ def check_no_nulls(numbers: Any, name: str) -> None:
 
 def as_k(k: int, noun: str, name: str = "k") -> int:
     """A positive whole number, capped at the largest int64. Raises BadInput for anything else."""
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        wanted = "at least 1" if isinstance(k, int | np.integer) and not isinstance(k, bool) else "a whole number"
-        raise BadInput(f"{name} must be {wanted}, not {shown(k)}.", hint=f"{name}=10 asks for 10 {noun}s.", field=name)
-    return min(int(k), np.iinfo(np.int64).max)
+    wanted = "at least 1" if isinstance(k, int | np.integer) and not isinstance(k, bool) else "a whole number"
+    return min(_as_whole(k, name, 1, wanted, f"{name}=10 asks for 10 {noun}s."), np.iinfo(np.int64).max)
 
 
-def as_points(points: int) -> int:
+def as_groups(k: int | None, name: str = "k") -> int | None:
+    """How many groups of each query; None for all."""
+    return None if k is None else as_k(k, "group", name)
+
+
+def as_points(points: int, name: str = "points") -> int:
     """The number of ranks of a distribution. Raises BadInput if it is too small for the first ten and the last."""
-    if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < LEAST_POINTS:
-        raise BadInput(
-            f"points must be a whole number of at least {LEAST_POINTS}, not {shown(points)}.",
-            hint=f"{LEAST_POINTS} points are the first {LEAST_POINTS - 1} ranks and the last one.",
-            field="points",
-        )
-    return int(points)
+    hint = f"{LEAST_POINTS} points are the first {LEAST_POINTS - 1} ranks and the last one."
+    return _as_whole(points, name, LEAST_POINTS, f"a whole number of at least {LEAST_POINTS}", hint)
 
 
-def check_layer(layer: str | None) -> None:
+def _as_whole(value: Any, name: str, least: int, wanted: str, hint: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise BadInput(f"{name} must be {wanted}, not {shown(value)}.", hint=hint, field=name)
+    return int(value)
+
+
+def as_layer(layer: str | None, name: str = "layer") -> str | None:
     """Raises BadInput for what is neither a text nor None."""
-    if layer is not None and not isinstance(layer, str):
-        raise BadInput(
-            f"layer must be the name of a layer, not {shown(layer)}.",
-            hint='For example layer="head".',
-            field="layer",
-        )
+    return None if layer is None else _as_text(layer, name, "the name of a layer", 'For example layer="head".')
 
 
-def check_score(score: str) -> None:
-    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds/)."""
-    if not isinstance(score, str):
-        raise BadInput(
-            f"score must be the name of a score, not {shown(score)}.", hint='For example score="abs".', field="score"
-        )
+def as_score(score: str, name: str = "score") -> str:
+    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds.py)."""
+    return _as_text(score, name, "the name of a score", 'For example score="abs".')
 
 
-def check_step(at_step: int | None, recorded: int | None = None) -> None:
-    """Raises BadInput unless it is a number of steps, and not more than were `recorded`, if that is known."""
-    if at_step is None:
-        return
-    if isinstance(at_step, bool) or not isinstance(at_step, int | np.integer) or at_step < 0:
-        raise BadInput(
-            f"at_step must be a whole number from 0 on, not {shown(at_step)}.",
-            hint="at_step=0 is the initial network; leave it out for the end of the training.",
-            field="at_step",
-        )
-    if recorded is not None and at_step > recorded:
+def as_query_set(query_set: str, name: str = "name") -> str:
+    return _as_text(query_set, name, "the name of a query set", 'For example "test".')
+
+
+def as_name(value: str | None, name: str) -> str | None:
+    return None if value is None else _as_text(value, name, "a name", "")
+
+
+def _as_text(value: Any, name: str, wanted: str, hint: str) -> str:
+    if not isinstance(value, str):
+        raise BadInput(f"{name} must be {wanted}, not {shown(value)}.", hint=hint, field=name)
+    return value
+
+
+def as_step(at_step: int | None, name: str = "at_step") -> int | None:
+    """The number of recorded steps that count; None for all. Raises BadInput for anything else."""
+    hint = "at_step=0 is the initial network; leave it out for the end of the training."
+    return None if at_step is None else _as_whole(at_step, name, 0, "a whole number from 0 on", hint)
+
+
+def check_step(at_step: int | None, recorded: int) -> None:
+    """Raises BadInput unless it is a number of steps, and not more than were `recorded`."""
+    if (step := as_step(at_step)) is not None and step > recorded:
         raise BadInput(
             f"at_step must be at most {recorded}, the number of recorded steps, not {shown(at_step)}.",
             hint=f"Pass 0 (the initial network) to {recorded} (the end).",
@@ -205,3 +237,12 @@ def shown(value: object) -> str:
     except ValueError:  # Python writes out no integer of thousands of digits
         return "a number of thousands of digits"
     return found if len(found) <= _SHOWN else f"{found[:_SHOWN]}…"
+
+
+By: TypeAlias = Annotated[tuple[str, ...], as_by]
+SomeColumns: TypeAlias = Annotated[tuple[str, ...], as_some_columns]
+Flag: TypeAlias = Annotated[bool, as_flag]
+GroupCount: TypeAlias = Annotated[int | None, as_groups]
+LayerName: TypeAlias = Annotated[str | None, as_layer]
+SlotCount: TypeAlias = Annotated[int, lambda k, name: as_k(k, "datapoint", name)]
+Step: TypeAlias = Annotated[int | None, as_step]

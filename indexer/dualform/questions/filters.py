@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import xxhash
@@ -93,7 +93,7 @@ def ids_condition(column: str, negated: bool) -> str:
     return f"{column} NOT IN ?{' OR sample IS NULL' if column == 'sample' else ''}"
 
 
-def as_filter(where: Any) -> str | Filter | None:
+def as_filter(where: Any, name: str = "where") -> str | Filter | None:
     """A filter as a question holds it: a condition without values stays a text.
 
     Takes an SQL text, a Filter, a tuple of an SQL text and its values, or the ids of samples or slots by column:
@@ -118,7 +118,7 @@ def as_filter(where: Any) -> str | Filter | None:
     raise BadMask(f"where cannot be {shown(where)}.", hint=_FORMS, field="where")
 
 
-def as_filters(where: Any) -> FilterOrFilters | None:
+def as_filters(where: Any, name: str = "where") -> FilterOrFilters | None:
     """As `as_filter`, or a mapping of filters by slot space."""
     if not isinstance(where, Mapping) or _names_ids(where):
         return as_filter(where)
@@ -174,3 +174,7 @@ def _ids(given: Any, what: str) -> Ids:
     own = np.array(array, dtype=np.int64, copy=True)  # the caller may go on to change theirs
     own.flags.writeable = False
     return Ids(own)
+
+
+Where: TypeAlias = Annotated[str | Filter | None, as_filter]
+Wheres: TypeAlias = Annotated[str | Filter | Mapping[str, str | Filter] | None, as_filters]

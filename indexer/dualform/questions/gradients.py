@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_k, shown
-from dualform.questions.filters import Filter, as_filter
+from dualform.questions.arguments import By, GroupCount, SlotCount, SomeColumns, check_fields, shown
+from dualform.questions.filters import Where
 from dualform.questions.question import QuerySetExamples, Question, finite_rows
 
 GRADIENT = "gradient"
 """The name of the score."""
 EVERY_LAYER = "*"
+
+
+def _rows(given: Any, name: str) -> NDArray[np.float32]:
+    return finite_rows(given, name, "row")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +36,15 @@ class LayerGradients:
     fit each other, and for NaN or infinity.
     """
 
-    keys: NDArray[np.float32]
+    keys: Annotated[NDArray[np.float32], _rows]
     """float32[r, d_in]: the inputs of the layer."""
-    errors: NDArray[np.float32]
+    errors: Annotated[NDArray[np.float32], _rows]
     """float32[r, d_out]: the gradient of each example's loss by the layer's output."""
     examples: NDArray[np.int64]
     """int64[r]: the example of each row."""
 
     def __post_init__(self) -> None:
-        for name in ("keys", "errors"):
-            object.__setattr__(self, name, finite_rows(getattr(self, name), name, "row"))
+        check_fields(self)
         examples = np.asarray(self.examples)
         if examples.dtype.kind not in "iu" or examples.shape != (len(self.keys),):
             raise BadInput(
@@ -116,64 +119,12 @@ class ExampleGradients:
         object.__setattr__(self, "layers", dict(self.layers))
 
 
-@dataclass(frozen=True)
-class GradientTopK(Question[Hits]):
-    """The k slots whose gradients have the largest dot product with the gradient of an example's loss.
-
-    A training step on such a slot would have lowered the loss most. `Answers.topk` with score="gradient" makes one.
-    Raises BadInput for invalid arguments.
-    """
-
-    layers: tuple[str, ...]
-    """Names of layers, over which dot products are summed; empty for all with keys and values."""
-    examples: ExampleGradients | QuerySetExamples
-    """Gradients, or examples of a query set recorded with loss=."""
-    k: int = 10
-    where: str | Filter | None = None
-    distinct: tuple[str, ...] = ()
-    """As in `TopK`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", _as_layers(self.layers))
-        object.__setattr__(self, "where", as_filter(self.where))
-        object.__setattr__(self, "k", as_k(self.k, "datapoint"))
-        object.__setattr__(self, "distinct", as_by(self.distinct, "distinct"))
-        _check_examples(self.examples)
-
-
-@dataclass(frozen=True)
-class GradientSum(Question[GroupSums]):
-    """The sum over each group of slots of the dot products with the gradient of an example's loss.
-
-    `Answers.group_sum` with score="gradient" makes one. Raises BadInput for invalid arguments.
-    """
-
-    layers: tuple[str, ...]
-    """As in `GradientTopK`."""
-    examples: ExampleGradients | QuerySetExamples
-    """As in `GradientTopK`."""
-    by: tuple[str, ...]
-    where: str | Filter | None = None
-    k: int | None = None
-    """As in `GroupSum`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", _as_layers(self.layers))
-        object.__setattr__(self, "where", as_filter(self.where))
-        object.__setattr__(self, "by", as_by(self.by))
-        if not self.by:
-            raise BadInput("by must name at least one column.", hint='For example by="sample".', field="by")
-        if self.k is not None:
-            object.__setattr__(self, "k", as_k(self.k, "group"))
-        _check_examples(self.examples)
-
-
 def as_layer_names(layer: str | Sequence[str] | None) -> tuple[str, ...]:
     """The layers named by a method's argument: empty for all, which is "*" or None; otherwise one or several names."""
     return () if layer is None or layer == EVERY_LAYER else _as_layers((layer,) if isinstance(layer, str) else layer)
 
 
-def _as_layers(layers: Any) -> tuple[str, ...]:
+def _as_layers(layers: Any, name: str = "layer") -> tuple[str, ...]:
     names = tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise BadInput(
@@ -184,7 +135,7 @@ def _as_layers(layers: Any) -> tuple[str, ...]:
     return names
 
 
-def _check_examples(examples: Any) -> None:
+def _as_examples(examples: Any, name: str) -> ExampleGradients | QuerySetExamples:
     if not isinstance(examples, ExampleGradients | QuerySetExamples):
         raise BadInput(
             f'score="gradient" needs the gradients of examples as its queries, not {type(examples).__name__}.',
@@ -193,3 +144,43 @@ def _check_examples(examples: Any) -> None:
         )
     if isinstance(examples, QuerySetExamples) and examples.examples == ():
         raise BadInput("queries must name at least one example.", field="queries")
+    return examples
+
+
+_Layers: TypeAlias = Annotated[tuple[str, ...], _as_layers]
+_Examples: TypeAlias = Annotated[ExampleGradients | QuerySetExamples, _as_examples]
+
+
+@dataclass(frozen=True)
+class GradientTopK(Question[Hits]):
+    """The k slots whose gradients have the largest dot product with the gradient of an example's loss.
+
+    A training step on such a slot would have lowered the loss most. `Answers.topk` with score="gradient" makes one.
+    Raises BadInput for invalid arguments.
+    """
+
+    layers: _Layers
+    """Names of layers, over which dot products are summed; empty for all with keys and values."""
+    examples: _Examples
+    """Gradients, or examples of a query set recorded with loss=."""
+    k: SlotCount = 10
+    where: Where = None
+    distinct: By = ()
+    """As in `TopK`."""
+
+
+@dataclass(frozen=True)
+class GradientSum(Question[GroupSums]):
+    """The sum over each group of slots of the dot products with the gradient of an example's loss.
+
+    `Answers.group_sum` with score="gradient" makes one. Raises BadInput for invalid arguments.
+    """
+
+    layers: _Layers
+    """As in `GradientTopK`."""
+    examples: _Examples
+    """As in `GradientTopK`."""
+    by: SomeColumns
+    where: Where = None
+    k: GroupCount = None
+    """As in `GroupSum`."""

@@ -1,6 +1,4 @@
-"""Questions that rebuild a layer: outputs, weights, contributions, placebos.
-
-Questions about outputs and weights that are rebuilt from the record.
+"""Questions about outputs and weights that are rebuilt from the record.
 
 All take `at_step`, the number of recorded steps that have been taken: 0 is the initial network, None the end. With
 `allow_inexact` they are answered from a record that is not exact too, beyond the bound up to which it is without.
@@ -10,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from dualform.answers import Cancellation, Contributions, Outputs, Placebos, Weights
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_flag, as_k, as_temperature, check_layer, check_step
-from dualform.questions.filters import Filter, as_filters
+from dualform.questions.arguments import Flag, LayerName, SomeColumns, Step, as_k, as_temperature
+from dualform.questions.filters import Filter, Where, Wheres, as_filters
 from dualform.questions.question import LayerQuestion, Question
 
 _JOINED = 16
@@ -37,27 +36,21 @@ class Output(LayerQuestion[Outputs]):
     The fields are the arguments of `Answers.output`. Raises BadInput for invalid arguments.
     """
 
-    where: str | Filter | None = None
-    at_step: int | None = None
-    allow_inexact: bool = False
+    rebuilds: ClassVar[bool] = True
+    where: Where = None
+    at_step: Step = None
+    allow_inexact: Flag = False
     kernel: str = "linear"
     """ "linear" or "softmax"."""
     temperature: float | None = None
     """The temperature of "softmax", finite and above 0, 1.0 by default; None for "linear"."""
-    initial: bool = True
+    initial: Flag = True
     """Whether W_0 and the bias are included. False leaves only the sum over the slots, without their part of the bias.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_step(self.at_step)
         object.__setattr__(self, "temperature", as_temperature(self.kernel, self.temperature))
-        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
-        object.__setattr__(self, "initial", as_flag(self.initial, "initial"))
-
-    @property
-    def rebuilds(self) -> bool:
-        return True
 
     @property
     def most_joined(self) -> int | None:
@@ -71,22 +64,11 @@ class Contribution(LayerQuestion[Contributions]):
     The fields are the arguments of `Answers.contributions`. Raises BadInput for invalid arguments.
     """
 
-    by: tuple[str, ...]
-    where: str | Filter | None = None
-    at_step: int | None = None
-    allow_inexact: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "by", as_by(self.by))
-        if not self.by:
-            raise BadInput("by must name at least one column.", hint='For example by="label".', field="by")
-        check_step(self.at_step)
-        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
-
-    @property
-    def rebuilds(self) -> bool:
-        return True
+    rebuilds: ClassVar[bool] = True
+    by: SomeColumns
+    where: Where = None
+    at_step: Step = None
+    allow_inexact: Flag = False
 
 
 @dataclass(frozen=True)
@@ -96,16 +78,11 @@ class NetworkWeights(Question[Weights]):
     The fields are the arguments of `Answers.weights`. Raises BadInput for invalid arguments.
     """
 
-    where: str | Filter | Mapping[str, str | Filter] | None = None
+    where: Wheres = None
     """One ablation for all slot spaces, or ablations by space. Spaces that it does not name stay whole."""
-    at_step: int | None = None
+    at_step: Step = None
     """The number of recorded steps that count; None for the end."""
-    allow_inexact: bool = False
-
-    def __post_init__(self) -> None:
-        check_step(self.at_step)
-        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
-        object.__setattr__(self, "where", as_filters(self.where))
+    allow_inexact: Flag = False
 
 
 @dataclass(frozen=True)
@@ -115,29 +92,27 @@ class MaskCancellation(Question[Cancellation]):
     The fields are the arguments of `Answers.cancellation`. Raises BadInput for invalid arguments.
     """
 
-    where: str | Filter | Mapping[str, str | Filter]
+    where: Annotated[str | Filter | Mapping[str, str | Filter], as_filters]
     """As in `NetworkWeights`. Layers of spaces that it does not name are left out of the result."""
-    at_step: int | None = None
-    layer: str | None = None
+    at_step: Step = None
+    layer: LayerName = None
     """The name of one layer; None for all."""
-    allow_inexact: bool = False
+    allow_inexact: Flag = False
 
     def __post_init__(self) -> None:
-        if not self.where:
-            raise BadInput(
-                "cancellation needs where=.",
-                hint="Pass the ablation to examine, for example where=\"dataset <> 'mnist'\".",
-                field="where",
-            )
-        check_step(self.at_step)
-        if self.layer is not None:
-            check_layer(self.layer)
-        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
-        object.__setattr__(self, "where", as_filters(self.where))
+        super().__post_init__()
+        _require_where(self.where, "cancellation", "examine")
 
 
 RANDOM_SETS, MOST_SETS = 50, 1000
 """Random sets that are drawn where no other number is given, and at most."""
+
+
+def as_sets(n: int, name: str) -> int:
+    """A number of random sets."""
+    if (sets := as_k(n, "random set", name)) > MOST_SETS:
+        raise BadInput(f"{name} must be at most {MOST_SETS:,} random sets, not {sets:,}.", field=name)
+    return sets
 
 
 @dataclass(frozen=True)
@@ -147,25 +122,18 @@ class Placebo(LayerQuestion[Placebos]):
     The fields are the arguments of `Answers.placebo`. Raises BadInput for invalid arguments.
     """
 
-    where: str | Filter | None = None
-    n: int = RANDOM_SETS
-    at_step: int | None = None
-    allow_inexact: bool = False
+    rebuilds: ClassVar[bool] = True
+    where: Where = None
+    n: Annotated[int, as_sets] = RANDOM_SETS
+    at_step: Step = None
+    allow_inexact: Flag = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.where:
-            raise BadInput(
-                "placebo needs where=.",
-                hint="Pass the ablation to compare with random ones, for example where=\"dataset <> 'mnist'\".",
-                field="where",
-            )
-        object.__setattr__(self, "n", as_k(self.n, "random set", "n"))
-        if self.n > MOST_SETS:
-            raise BadInput(f"n must be at most {MOST_SETS:,} random sets, not {self.n:,}.", field="n")
-        check_step(self.at_step)
-        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
+        _require_where(self.where, "placebo", "compare with random ones")
 
-    @property
-    def rebuilds(self) -> bool:
-        return True
+
+def _require_where(where: Any, question: str, does: str) -> None:
+    if not where:
+        hint = f"Pass the ablation to {does}, for example where=\"dataset <> 'mnist'\"."
+        raise BadInput(f"{question} needs where=.", hint=hint, field="where")

@@ -1,6 +1,6 @@
-"""What questions share, and queries: inputs of a layer.
+"""What questions share, queries (inputs of a layer), and look-ups of what a memory holds.
 
-Queries: inputs of a layer. Shapes: n queries, d dimensions of a layer's input.
+Shapes: n queries, d dimensions of a layer's input.
 
 Queries check themselves when they are made, as far as possible without a memory. The memory checks widths and query
 sets.
@@ -11,20 +11,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dualform.answers import Columns, MemoryInfo, Previews, QuerySet, Reconstructions
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_array, check_layer, shown
-from dualform.questions.filters import as_filter
+from dualform.questions.arguments import LayerName, as_array, as_ids, as_name, as_query_set, check_fields, shown
 
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
 class Question(Generic[Answer_co]):
     """A query as a value. It checks its arguments when it is made, as far as that needs no memory."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 MOST_EXAMPLES = 1_000_000
@@ -198,7 +201,7 @@ def joined_queries(queries: Sequence[Queries]) -> Queries:
             return SlotKeys(tuple(chain.from_iterable(slots)))
 
 
-def as_queries(queries: QueriesLike) -> Queries:
+def as_queries(queries: QueriesLike, name: str = "queries") -> Queries:
     """Vectors, QuerySetExamples or SlotKeys as they are; numbers as Vectors; texts as QuerySetExamples: "test",
     "test/17" and "test/17:4" for all of a query set, one example, and its token 4; "test/3,17", "test/10-19" and
     "test/17:0-4" for several.
@@ -273,22 +276,9 @@ def _range_of(said: str) -> range:
 class LayerQuestion(Question[Answer_co]):
     """A query about one layer, with a filter or ablation `where`."""
 
-    layer: str | None
+    layer: LayerName
     """The name of the layer; None for the layer that gives the network's outputs."""
-    queries: Queries
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "queries", as_queries(self.queries))
-        check_layer(self.layer)
-        own: Any = self
-        object.__setattr__(self, "where", as_filter(own.where))
-
-    @property
-    def kind(self) -> Hashable | None:
-        """Equal for queries that differ only in their vectors and can be joined; None for one that cannot."""
-        given = self.queries.kind
-        rest = tuple(getattr(self, field.name) for field in fields(self) if field.name != "queries")
-        return None if given is None else (type(self), *rest, given)
+    queries: Annotated[Queries, as_queries]
 
     @property
     def bytes_a_query(self) -> float | None:
@@ -305,8 +295,82 @@ class LayerQuestion(Question[Answer_co]):
         """The most queries that are worth answering together; None if each adds little cost."""
         return None
 
+    @property
+    def kind(self) -> Hashable | None:
+        """Equal for queries that differ only in their vectors and can be joined; None for one that cannot."""
+        given = self.queries.kind
+        rest = tuple(getattr(self, field.name) for field in fields(self) if field.name != "queries")
+        return None if given is None else (type(self), *rest, given)
+
     def joined(self, others: Sequence[Self]) -> Self:
         """One value with the queries of all, this one's first. All must be of one kind."""
         if not others:
             return self
         return replace(self, queries=joined_queries([self.queries, *(one.queries for one in others)]))
+
+
+@dataclass(frozen=True)
+class Inventory(Question[MemoryInfo]):
+    """The layers, slots, datasets, columns and query sets of a memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlotLookup(Question[Columns]):
+    """The columns of some slots, in the order of `ids`."""
+
+    ids: Annotated[NDArray[np.int64], as_ids]
+    """int64[n]."""
+    space: str | None = None
+    """The slot space; None if the memory has only one."""
+
+
+@dataclass(frozen=True)
+class SqlStatement(Question[Columns]):
+    """The rows of one SELECT over slots, steps, and the other tables."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class QuerySetLookup(Question[QuerySet]):
+    """A stored query set, with the queries of `layer` if it is given."""
+
+    name: Annotated[str, as_query_set]
+    layer: LayerName = None
+
+
+MOST_SAMPLES = 1024
+"""The most samples whose previews can be asked for at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreviewLookup(Question[Previews]):
+    """The previews of some samples of a dataset, or of some examples of a query set, in the order of `samples`.
+
+    Raises BadInput for more than 1,024 samples, and for both a dataset and a query set.
+    """
+
+    samples: Annotated[NDArray[np.int64], as_ids]
+    """int64[n]: the column `sample` of slots or, with `query_set`, numbers of examples from 0."""
+    dataset: Annotated[str | None, as_name] = None
+    """The name of the dataset; None for samples recorded without one."""
+    query_set: Annotated[str | None, as_name] = None
+    """The name of the query set, in place of a dataset."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.samples) > MOST_SAMPLES:
+            raise BadInput(
+                f"samples must have at most {MOST_SAMPLES:,} entries, not {len(self.samples):,}.",
+                hint=f"Pass {MOST_SAMPLES:,} of them at a time.",
+                field="samples",
+            )
+        if self.dataset is not None and self.query_set is not None:
+            raise BadInput(
+                "dataset and query_set cannot be combined.", hint="Pass only one of them.", field="query_set"
+            )
+
+
+@dataclass(frozen=True)
+class Verification(Question[Reconstructions]):
+    """The reconstruction error of each layer at the end of the training. It reads all keys and values."""

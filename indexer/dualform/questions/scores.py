@@ -1,7 +1,5 @@
 """Questions about scores: hits, sums by group and distributions; and the target of a contribution.
 
-The direction that contributions are measured along: one output of a layer, a margin of two, or vectors.
-
 Shapes: n queries, d_out outputs of a layer.
 """
 
@@ -10,15 +8,26 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dualform.answers import Distributions, GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_flag, as_k, as_points, check_score, check_step, shown
-from dualform.questions.filters import Filter
+from dualform.questions.arguments import (
+    By,
+    Flag,
+    GroupCount,
+    SlotCount,
+    SomeColumns,
+    Step,
+    as_points,
+    as_score,
+    check_fields,
+    shown,
+)
+from dualform.questions.filters import Where
 from dualform.questions.question import Answer_co, LayerQuestion, Vectors, finite_rows
 
 CONTRIBUTION = "contribution"
@@ -42,12 +51,13 @@ class Target:
     """The output to subtract, in a margin; None without one."""
     vectors: Vectors | None = None
     """float32[1, d_out] for all queries, or float32[n, d_out], one for each."""
-    at_step: int | None = None
+    at_step: Step = None
     """The number of recorded steps that count; None for the end."""
-    allow_inexact: bool = False
+    allow_inexact: Flag = False
     """As in `Output`."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.output is None) == (self.vectors is None) or (self.vectors is not None and self.minus is not None):
             raise BadInput("target must be one output, a margin of two, or vectors.", hint=_FORMS, field="target")
         for name in ("output", "minus"):
@@ -65,8 +75,6 @@ class Target:
             raise BadInput(
                 f"target cannot be output {self.output} minus itself, which is 0.", hint=_FORMS, field="target"
             )
-        check_step(self.at_step)
-        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 
     def rows(self, queries: int, width: int) -> NDArray[np.float32]:
         """float32[queries, width]: the direction of each query."""
@@ -142,6 +150,10 @@ class ScoreQuestion(LayerQuestion[Answer_co]):
     score: str
     target: Target | None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "target", as_target(self.score, self.target))
+
     @property
     def kind(self) -> Hashable | None:
         return super().kind if self.target is None or self.target.joins else None
@@ -149,11 +161,6 @@ class ScoreQuestion(LayerQuestion[Answer_co]):
     @property
     def rebuilds(self) -> bool:
         return self.target is not None
-
-    def _check_score(self) -> None:
-        """Raises BadInput for an unknown score, or a missing target."""
-        check_score(self.score)
-        object.__setattr__(self, "target", as_target(self.score, self.target))
 
 
 @dataclass(frozen=True)
@@ -163,26 +170,18 @@ class TopK(ScoreQuestion[Hits]):
     The fields are the arguments of `Answers.topk`. Raises BadInput for invalid arguments.
     """
 
-    k: int = 10
-    where: str | Filter | None = None
-    by: tuple[str, ...] = ()
+    k: SlotCount = 10
+    where: Where = None
+    by: By = ()
     """Columns to group by; each group has separate hits."""
-    score: str = "dot"
+    score: Annotated[str, as_score] = "dot"
     """ "dot", "abs", "cosine", or "contribution" with `target`."""
-    allow_partial: bool = False
+    allow_partial: Flag = False
     """Whether to return the hits of other machines if one does not answer; `scan.missing` lists it."""
     target: Target | None = None
     """The direction and the step of "contribution"."""
-    distinct: tuple[str, ...] = ()
+    distinct: By = ()
     """Columns; only the best slot for each of their values is returned. "sample" means dataset and sample."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", as_k(self.k, "datapoint"))
-        super().__post_init__()
-        object.__setattr__(self, "by", as_by(self.by))
-        object.__setattr__(self, "distinct", as_by(self.distinct, "distinct"))
-        self._check_score()
-        object.__setattr__(self, "allow_partial", as_flag(self.allow_partial, "allow_partial"))
 
     @property
     def bytes_a_query(self) -> float | None:
@@ -196,26 +195,16 @@ class GroupSum(ScoreQuestion[GroupSums]):
     The fields are the arguments of `Answers.group_sum`. Raises BadInput for invalid arguments.
     """
 
-    by: tuple[str, ...]
-    where: str | Filter | None = None
-    score: str = "dot"
+    by: SomeColumns
+    where: Where = None
+    score: Annotated[str, as_score] = "dot"
     """As in `TopK`."""
-    allow_partial: bool = False
+    allow_partial: Flag = False
     """As in `TopK`."""
     target: Target | None = None
     """As in `TopK`."""
-    k: int | None = None
+    k: GroupCount = None
     """Only the k groups of each query with the largest sums by absolute value; None for all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "by", as_by(self.by))
-        if not self.by:
-            raise BadInput("by must name at least one column.", hint='For example by="label".', field="by")
-        self._check_score()
-        if self.k is not None:
-            object.__setattr__(self, "k", as_k(self.k, "group"))
-        object.__setattr__(self, "allow_partial", as_flag(self.allow_partial, "allow_partial"))
 
     @property
     def bytes_a_query(self) -> float | None:
@@ -229,23 +218,15 @@ class Distribution(ScoreQuestion[Distributions]):
     The fields are the arguments of `Answers.distribution`. Raises BadInput for invalid arguments.
     """
 
-    where: str | Filter | None = None
-    score: str = "dot"
+    most_joined: ClassVar[int | None] = _JOINED
+    where: Where = None
+    score: Annotated[str, as_score] = "dot"
     """As in `TopK`."""
     target: Target | None = None
     """As in `TopK`."""
-    points: int = POINTS
+    points: Annotated[int, as_points] = POINTS
     """The most ranks to return."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_score()
-        object.__setattr__(self, "points", as_points(self.points))
 
     @property
     def bytes_a_query(self) -> float | None:
         return 12.0 * self.points + 16
-
-    @property
-    def most_joined(self) -> int | None:
-        return _JOINED

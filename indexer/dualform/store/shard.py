@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,51 +89,58 @@ def opened(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises Locked where it is held for too long.
     """
-    with _attached(path, "TYPE duckdb, READ_ONLY") as connection:
-        connection.execute("RESET threads")  # as many as there are processors, for tables that have many rows
+    with _attached(path, "TYPE duckdb, READ_ONLY") as connection, threaded(connection):
         yield connection
-        connection.execute("SET threads = 1")
 
 
 _IDLE: dict[int, list[duckdb.DuckDBPyConnection]] = {}
 """By process, at most one that waits. What a fork leaves of its parent's may be locked."""
 
 
-def _started() -> duckdb.DuckDBPyConnection:
-    """A DuckDB of no file, for one user at a time."""
-    with suppress(IndexError):
-        return _IDLE.setdefault(os.getpid(), []).pop()
-    # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
-    with held_back():
-        connection = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
-    connection.execute(_QUIET)
-    return connection
-
-
 @contextmanager
-def _attached(path: Path, options: str = "TYPE duckdb") -> Iterator[duckdb.DuckDBPyConnection]:
-    """A DuckDB whose statements name the file's tables. Starting one takes 20 ms, so that one is kept for whoever comes
-    next; none in which anything failed. Raises Locked where another process holds the file for too long.
+def scratch() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A DuckDB of no file and one thread, for one user at a time. Starting one takes 20 ms, so that one is kept for
+    whoever comes next; none in which anything failed.
     """
-    place = duckdb_path(path).replace("'", "''")
-    with ExitStack() as held:
-        connection = _started()
-        try:
-            _waited(path, lambda: connection.execute(f"ATTACH '{place}' AS shard ({options})"), held)
-            connection.execute("USE shard")
-            yield connection
-            connection.execute("USE memory")
-            connection.execute("DETACH shard")
-            # What rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
-            connection.execute("RESET memory_limit")
-        except BaseException:
-            connection.close()  # a transaction that nobody ends would hold the file
-            raise
     idle = _IDLE.setdefault(os.getpid(), [])
+    try:
+        connection = idle.pop()
+    except IndexError:
+        # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
+        with held_back():
+            connection = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
+        connection.execute(_QUIET)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()  # a transaction that nobody ends would hold the file
+        raise
     if idle:
         connection.close()
     else:
         idle.append(connection)
+
+
+@contextmanager
+def threaded(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """As many threads as there are processors, for tables that have many rows."""
+    connection.execute("RESET threads")
+    yield
+    connection.execute("SET threads = 1")
+
+
+@contextmanager
+def _attached(path: Path, options: str = "TYPE duckdb") -> Iterator[duckdb.DuckDBPyConnection]:
+    """A DuckDB whose statements name the file's tables. Raises Locked if another process holds the file too long."""
+    place = duckdb_path(path).replace("'", "''")
+    with ExitStack() as held, scratch() as connection:
+        _waited(path, lambda: connection.execute(f"ATTACH '{place}' AS shard ({options})"), held)
+        connection.execute("USE shard")
+        yield connection
+        connection.execute("USE memory")
+        connection.execute("DETACH shard")
+        # What rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
+        connection.execute("RESET memory_limit")
 
 
 def _waited(path: Path, open_file: Callable[[], _Found], held: ExitStack) -> _Found:

@@ -19,11 +19,11 @@ class InProcess:
         self.names = shard_names(memory)
         self.engines = [ShardEngine(memory, number, choose(backend)) for number in range(len(self.names))]
         self.dead: set[int] = set()
-        self.asked: list[tuple[type, tuple[int, ...]]] = []
-        """Each share's class, and the shards that it went to."""
+        self.asked: list[tuple[object, tuple[int, ...]]] = []
+        """Each share's function, and the shards that it went to."""
 
     def __call__(self, asked, shards: Sequence[int], check):
-        self.asked.append((type(asked.share), tuple(shards)))
+        self.asked.append((asked.share, tuple(shards)))
         if gone := self.dead.intersection(shards):
             raise ShardsMissing(f"{', '.join(self.names[n] for n in sorted(gone))} did not answer.", sorted(gone))
         replies = {n: self.engines[n].reply(pickle.loads(pickle.dumps(asked)), 60.0) for n in shards}

@@ -15,13 +15,13 @@ from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
 from dualform.query.shards.engines import ShardEngine
 from dualform.query.shards.shards import (
-    AbsoluteShare,
-    BestShare,
-    KeyColumnsShare,
-    KeySumsShare,
-    ScoresShare,
     ShardQuestion,
-    SlotSumShare,
+    absolute_of,
+    best_of,
+    key_columns_of,
+    key_sums_of,
+    scores_of,
+    slot_sum_of,
 )
 from dualform.query.sums import grouping
 from dualform.query.weights.slot_products import slot_sum
@@ -139,12 +139,12 @@ def test_keys_are_asked_for_where_a_sum_may_be_rounded_and_nowhere_else(engines,
     one, front, _ = engines
     same(*(engine.group_sum("plain", queries("plain"), by="label") for engine in (one, front)))
     assert asked
-    assert {share for share, _ in asked} == {KeySumsShare}
+    assert {share for share, _ in asked} == {key_sums_of}
     write(tmp_path / "memory", [[4, 4, 4], [4, 4, 4]], spread=60)
     front, shards = front_of(tmp_path / "memory")
     with dualform.open(tmp_path / "memory", backend="numpy") as one:
         same(*(engine.group_sum("plain", queries("plain"), by="label") for engine in (one, front)))
-    assert (KeyColumnsShare, (0, 1)) in shards.asked
+    assert (key_columns_of, (0, 1)) in shards.asked
 
 
 def test_with_very_many_groups_scores_are_added_in_order(engines, asked, monkeypatch):
@@ -156,17 +156,17 @@ def test_with_very_many_groups_scores_are_added_in_order(engines, asked, monkeyp
                 np.testing.assert_allclose(own[0].sums, own[1].sums, rtol=1e-13)
             else:
                 same(*own)
-    assert {share for share, _ in asked} == {ScoresShare}
+    assert {share for share, _ in asked} == {scores_of}
 
 
 def test_what_is_asked_of_shards_and_what_the_front_answers_alone(engines, asked):
     _, front, _ = engines
     own = queries("plain")
     split = {
-        BestShare: lambda: front.topk("plain", own, where="label > 1"),
-        KeySumsShare: lambda: front.group_sum("plain", own, by="label"),
-        AbsoluteShare: lambda: front.group_sum("plain", own, by="label", score="abs"),
-        SlotSumShare: lambda: front.weights(where="label > 1", allow_inexact=True),
+        best_of: lambda: front.topk("plain", own, where="label > 1"),
+        key_sums_of: lambda: front.group_sum("plain", own, by="label"),
+        absolute_of: lambda: front.group_sum("plain", own, by="label", score="abs"),
+        slot_sum_of: lambda: front.weights(where="label > 1", allow_inexact=True),
     }
     for share, ask in split.items():
         asked.clear()
@@ -176,12 +176,12 @@ def test_what_is_asked_of_shards_and_what_the_front_answers_alone(engines, asked
     front.info(), front.slots([3, 1], "sample")
     front.group_sum("plain", own, by="label", score="cosine")
     front.output("plain", own, kernel="softmax", allow_inexact=True)
-    assert {share for share, _ in asked} <= {SlotSumShare}  # of the weights that slots do not make
+    assert {share for share, _ in asked} <= {slot_sum_of}  # of the weights that slots do not make
 
 
 def test_only_shards_with_slots_are_asked(engines, asked):
     engines[1].topk("late", queries("late"))
-    assert asked == [(BestShare, (0, 1))]
+    assert asked == [(best_of, (0, 1))]
 
 
 def test_weights_are_the_sum_over_the_slots_of_all_shards(engines):
@@ -233,9 +233,9 @@ def test_an_answerer_reads_no_other_shard(engines, folder, tmp_path):
     memory = opened(tmp_path / "memory")
     for other in ("shard-00000", "shard-00002"):
         shutil.rmtree(tmp_path / "memory" / other / "layers")
-    share = BestShare("plain", Source(None), (), queries("plain"), 99, "dot")
+    share = best_of, ("plain", Source(None), (), queries("plain"), 99, "dot")
     replies = [
-        ShardEngine(memory, n, choose("numpy")).reply(ShardQuestion(share, memory.moment), 60.0) for n in range(3)
+        ShardEngine(memory, n, choose("numpy")).reply(ShardQuestion(*share, memory.moment), 60.0) for n in range(3)
     ]
     assert [reply.error is None for reply in replies] == [False, True, False]
     theirs = set(Part(memory, 1).places("plain").tolist())
@@ -257,14 +257,14 @@ def test_errors_are_those_of_one_engine(engines, asked):
     ):
         with pytest.raises((ValueError, LookupError, Inexact), match=error):
             ask()
-    assert {share for share, _ in asked} <= {SlotSumShare}  # which the last one's status asks for
+    assert {share for share, _ in asked} <= {slot_sum_of}  # which the last one's status asks for
 
 
 def test_shards_that_see_another_moment_say_so(engines):
     _, front, shards = engines
     moment = front._view.snapshot.moment
-    share = BestShare("plain", Source(None), (), queries("plain"), 9, "dot")
-    reply = shards.engines[0].reply(ShardQuestion(share, moment._replace(frames=1)), 60.0)
+    share = best_of, ("plain", Source(None), (), queries("plain"), 9, "dot")
+    reply = shards.engines[0].reply(ShardQuestion(*share, moment._replace(frames=1)), 60.0)
     assert isinstance(reply.error, Unavailable)
     assert "moved on" in str(reply.error)
 

@@ -55,7 +55,7 @@ def test_every_kind_of_value_becomes_a_number_a_boolean_or_a_text(engine):
     )
     assert found.records() == [
         {"a": 8, "b": 1.25, "c": None, "d": "2020-01-02", "e": "[1, 2]", "f": 5, "g": 1}
-        | {"h": "{'x': 1}", "i": 4, "j": True, "j_2": 1}
+        | {"h": '{"x": 1}', "i": 4, "j": True, "j_2": 1}
     ]
 
 
@@ -195,7 +195,7 @@ def ran(limited: Sql, statement: str):
 
 def test_the_child_has_no_environment_stands_back_opens_nothing_and_answers_so_many_bytes_at_most(limited):
     ran(limited, "SELECT 1")
-    child = limited._child.pid
+    child = limited._child.process.pid
     with open(f"/proc/{child}/environ", "rb") as file:
         assert [one for one in file.read().split(b"\0") if one and not one.startswith(b"LD_LIBRARY_PATH=")] == []
     with open(f"/proc/{child}/limits") as file:

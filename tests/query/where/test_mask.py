@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import duckdb
 import numpy as np
@@ -12,8 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadMask, EmptyMask, NotFound
-from dualform.query.where import expression as expression_file, mask
-from dualform.query.where.expression import connect, parse
+from dualform.query.where import mask
+from dualform.query.where.expression import parse
+from dualform.store.shard import scratch
 from tests.query import arrays
 
 SLOTS = 60
@@ -351,20 +351,20 @@ def test_a_list_of_many_values_keeps_its_slots_where_duckdb_asks_several_threads
     slots = np.arange(200_000)  # more than one thread is given
     rows = pa.table({"slot": slots, "number": np.zeros(len(slots), dtype=np.int64)})
     expression = parse(where.format(", ".join(map(str, LISTED))), rows.column_names)
-    with contextlib.closing(connect(len(slots))) as asked:
-        for _ in range(3):
-            np.testing.assert_array_equal(mask._evaluate(asked, expression, rows), true(slots))
+    for _ in range(3):
+        np.testing.assert_array_equal(mask._evaluate_all(expression, [rows], len(slots)), true(slots))
 
 
-def test_masks_of_two_threads_have_tables_apart():
-    with contextlib.closing(connect(1)) as one, contextlib.closing(connect(1)) as other:
+def test_masks_of_two_threads_have_tables_apart_and_one_in_which_duckdb_failed_is_not_used_again(engine):
+    with scratch() as one, scratch() as other:
         one.register("slots", pa.table({"x": [1]}))
         other.register("slots", pa.table({"x": [2]}))
         assert one.sql("SELECT x FROM slots").fetchall() == [(1,)]
-    with contextlib.closing(connect(1)) as later, pytest.raises(duckdb.CatalogException, match="slots"):
-        later.sql("SELECT x FROM slots")
-
-
-def test_a_mask_is_answered_after_duckdb_has_ended_its_instance(engine):
-    expression_file._shared(os.getpid()).close()
+        one.unregister("slots")
+        other.unregister("slots")
+    assert kept(engine, "step = 5 AND label = 2") == [52]
+    with pytest.raises(duckdb.CatalogException, match="slots"), scratch() as failed:
+        failed.sql("SELECT x FROM slots")
+    with scratch() as later:
+        assert later is not failed
     assert kept(engine, "step = 5 AND label = 2") == [52]

@@ -141,7 +141,7 @@ class ShardEngine(Engine):
 
         try:
             check()
-            return Reply(asked.share.answer(self._at(asked), check))
+            return Reply(asked.share(self._at(asked), check, *asked.arguments))
         except DualformError as error:
             return Reply(error=error)
         finally:

@@ -1,44 +1,27 @@
 """Questions to the shards of a memory: each shard's share, and how shares are merged.
 
-The shards of a memory as a view asks them: each for its share, and what they answer merged.
+A share is a function `(shard, check, layer, source, …)` of this module: it travels between processes by its name, with
+the name of a layer, the source of a selection, and its further arguments.
 
-Shapes: n queries, d of a layer, m entries that a mask leaves, G groups, g of them that are asked for.
+- The k best entries of each query or group: scores are canonical, so the k best of all are among the k best of each.
+- Sums of keys, with the bits of one machine's. One machine adds the keys of a block slot after slot, and the slots of
+  shards alternate. A sum in which nothing is rounded has the same bits in any order, and so has a group that one shard
+  has alone. With its part of a sum each shard says between which powers of two the numbers lie; where these leave room
+  for a rounding, the keys themselves are asked for, column by column, and added in order.
+- Scores of single slots, for sums over more groups than are worth a sum of keys each.
+- Sums of absolute scores over groups that change signs: those of the shards, which are to 1e-6 each, added up.
+- What the slots of each shard brought to a layer's weights (dualform.query.weights.slot_products).
 
-What the slots of each shard brought to a layer's weights. See dualform.query.weights.slot_products.
-
-Scores of single slots, for sums over more groups than are worth a sum of keys each.
-
-Shapes: n queries, d of the layer, m entries of a range that a mask leaves, G groups.
-
-Sums of keys over several shards, with the bits of one machine's.
-
-Shapes: d dimensions of a layer, g groups that a shard has in a block, b entries that it has there, c columns.
-
-One machine adds the keys of a block slot after slot, and the slots of shards alternate. A sum in which nothing is
-rounded has the same bits in any order, and so has a group that one shard has alone. With its part of a sum each shard
-says between which powers of two the numbers lie; where these leave room for a rounding, the keys themselves are asked
-for, column by column, and added in order.
-
-The k best entries of each query or group, of several shards.
-
-Shapes: n queries, d of the layer, G groups (1 without columns).
-
-Scores are canonical, so the k best of all are among the k best of each, and rank by score and then entry as ever.
-
-Sums of absolute scores over groups that change signs: those of the shards, which are to 1e-6 each, added up.
-
-Shapes: n queries, d of the layer, g groups that are asked for.
-
-What one shard is asked for, and what it has to answer it with.
-
-Shapes: H entries of a layer in the whole memory, m of them that a mask leaves in the shard, G groups.
+Shapes: n queries, d of a layer, H entries of it in the whole memory, m of them that a mask leaves in the shard or in a
+range, G groups (1 without columns), g of them that are asked for or that a shard has in a block, b entries that it has
+there, c columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
 import numpy as np
@@ -62,8 +45,6 @@ from dualform.questions import TopK
 from dualform.store.layer import Layer
 from dualform.store.reading.snapshot import Moment, Part, shard_of_entries
 from dualform.store.rows import Integers
-
-A_co = TypeVar("A_co", covariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +83,6 @@ class OneShard:
         return self.part.cache.get(("groups", layer.name, chosen.identity, by), made)
 
 
-class Share(Protocol, Generic[A_co]):
-    """A shard's part of a question, as a value that travels between processes."""
-
-    def answer(self, shard: OneShard, check: Check) -> A_co:
-        """Raises what the question raises of the shard's own rows."""
-        ...
-
-
 def selection(view: View, layer: Layer, source: Source, check: Check) -> Selection:
     """What a source says, of the whole memory."""
     found = mask.selection(view, layer, source.where, check)
@@ -133,24 +106,17 @@ def shard_of(view: View, layer: Layer) -> Integers:
     return view.cache.get(("shard of", name), lambda: shard_of_entries(view.snapshot, name))
 
 
-@dataclass(frozen=True, eq=False)
-class AbsoluteShare:
-    layer: str
-    source: Source
-    by: tuple[str, ...]
-    queries: NDArray[np.float32]
-    """float32[n, d]."""
-    groups: NDArray[np.int64]
-    """int64[g]: numbers of groups."""
-
-    def answer(self, shard: OneShard, check: Check) -> NDArray[np.float64]:
-        """float64[n, g]."""
-        layer = shard.layer(self.layer)
-        groups = shard.grouped(layer, self.source, self.by, check)
-        assert groups is not None, "a sum has columns to group by"
-        grouping = Grouping(shard.part, layer, groups, shard.selected(layer, self.source, check), check)
-        known = grouping.key_sums().sums[self.groups]
-        return grouping.absolute(self.groups, known, score_rows(known, self.queries), self.queries)
+def absolute_of(
+    shard: OneShard, check: Check, layer: str, source: Source, by: tuple[str, ...], queries: NDArray[np.float32],
+    numbers: NDArray[np.int64],
+) -> NDArray[np.float64]:  # fmt: skip
+    """float64[n, g]: sums of absolute scores. `queries`: float32[n, d]; `numbers`: int64[g], of groups."""
+    own = shard.layer(layer)
+    groups = shard.grouped(own, source, by, check)
+    assert groups is not None, "a sum has columns to group by"
+    grouping = Grouping(shard.part, own, groups, shard.selected(own, source, check), check)
+    known = grouping.key_sums().sums[numbers]
+    return grouping.absolute(numbers, known, score_rows(known, queries), queries)
 
 
 class ShardsBest(NamedTuple):
@@ -160,26 +126,20 @@ class ShardsBest(NamedTuple):
     """int64[G]: how many of each group every query has."""
 
 
-@dataclass(frozen=True, eq=False)
-class BestShare:
-    layer: str
-    source: Source
-    by: tuple[str, ...]
-    queries: NDArray[np.float32]
-    """float32[n, d]."""
-    k: int
-    score: str
-
-    def answer(self, shard: OneShard, check: Check) -> ShardsBest:
-        layer = shard.layer(self.layer)
-        selection = shard.selected(layer, self.source, check)
-        groups = shard.grouped(layer, self.source, self.by, check)
-        rows = key_rows(shard.part, layer.name, selection, check)
-        search = Search(shard.part, layer.name, rows, groups, self.k, check)
-        found = best(search, kinds.named(self.score).searchers(shard.part.backend), self.queries)
-        places = shard.rows.places(layer.name)
-        counts = np.array([selection.count]) if groups is None else groups.counts
-        return ShardsBest([(places[entries], scores) for entries, scores in found], np.minimum(counts, self.k))
+def best_of(
+    shard: OneShard, check: Check, layer: str, source: Source, by: tuple[str, ...], queries: NDArray[np.float32],
+    k: int, score: str,
+) -> ShardsBest:  # fmt: skip
+    """`queries`: float32[n, d]."""
+    own = shard.layer(layer)
+    selection = shard.selected(own, source, check)
+    groups = shard.grouped(own, source, by, check)
+    rows = key_rows(shard.part, layer, selection, check)
+    search = Search(shard.part, layer, rows, groups, k, check)
+    found = best(search, kinds.named(score).searchers(shard.part.backend), queries)
+    places = shard.rows.places(layer)
+    counts = np.array([selection.count]) if groups is None else groups.counts
+    return ShardsBest([(places[entries], scores) for entries, scores in found], np.minimum(counts, k))
 
 
 def merged(shards: Sequence[ShardsBest], k: int) -> list[Ranked]:
@@ -216,40 +176,30 @@ class BlockPart:
     """int16[g, d]: the greatest."""
 
 
-@dataclass(frozen=True, eq=False)
-class KeySumsShare:
-    layer: str
-    source: Source
-    by: tuple[str, ...]
-    blocks: range
-    """Numbers of blocks of the whole memory's entries."""
-
-    def answer(self, shard: OneShard, check: Check) -> dict[int, BlockPart]:
-        """By block; those of which the shard has no entry are left out."""
-        return {block: _part(rows) for block, rows in _rows_of(shard, self, self.blocks, check)}
+def key_sums_of(
+    shard: OneShard, check: Check, layer: str, source: Source, by: tuple[str, ...], blocks: range
+) -> dict[int, BlockPart]:
+    """By block, of those of the whole memory's entries with these numbers; those of which the shard has no entry are
+    left out.
+    """
+    return {block: _part(rows) for block, rows in _rows_of(shard, check, layer, source, by, blocks)}
 
 
-@dataclass(frozen=True, eq=False)
-class KeyColumnsShare:
-    layer: str
-    source: Source
-    by: tuple[str, ...]
-    columns: Mapping[int, NDArray[np.int64]]
-    """By block, int64[c]."""
-
-    def answer(self, shard: OneShard, check: Check) -> dict[int, NDArray[np.float32]]:
-        """By block, float32[b, c]: the keys of its entries, by group and then in order."""
-        rows = _rows_of(shard, self, list(self.columns), check)
-        return {block: own.keys[:, self.columns[block]] for block, own in rows}
+def key_columns_of(
+    shard: OneShard, check: Check, layer: str, source: Source, by: tuple[str, ...],
+    columns: Mapping[int, NDArray[np.int64]],
+) -> dict[int, NDArray[np.float32]]:  # fmt: skip
+    """By block, float32[b, c]: the keys of its entries, by group and then in order. `columns`: by block, int64[c]."""
+    rows = _rows_of(shard, check, layer, source, by, list(columns))
+    return {block: own.keys[:, columns[block]] for block, own in rows}
 
 
 def _rows_of(
-    shard: OneShard, share: KeySumsShare | KeyColumnsShare, blocks: Sequence[int], check: Check
+    shard: OneShard, check: Check, layer: str, source: Source, by: tuple[str, ...], blocks: Sequence[int]
 ) -> list[tuple[int, SortedRows]]:
-    layer = shard.layer(share.layer)
-    groups = shard.grouped(layer, share.source, share.by, check)
+    groups = shard.grouped(shard.layer(layer), source, by, check)
     assert groups is not None, "a sum has columns to group by"
-    keys, places = shard.rows.keys(layer.name), shard.rows.places(layer.name)[groups.entries]
+    keys, places = shard.rows.keys(layer), shard.rows.places(layer)[groups.entries]
     found = []
     for block in blocks:
         check()
@@ -308,45 +258,32 @@ def in_order(
     sums.sums[:, columns] = added(SortedRows(entries[order], keys, runs, sums.groups)).sums
 
 
-@dataclass(frozen=True, eq=False)
-class ScoresShare:
-    layer: str
-    source: Source
-    queries: NDArray[np.float32]
-    """float32[n, d]."""
-    first: int
-    last: int
-    """A range of entries of the whole memory."""
-
-    def answer(self, shard: OneShard, check: Check) -> NDArray[np.float64]:
-        """float64[n, m]: canonical inner products with the shard's entries of the range."""
-        layer = shard.layer(self.layer)
-        selection = shard.selected(layer, self.source, check)
-        rows = key_rows(shard.part, layer.name, selection, check)
-        places = shard.rows.places(layer.name)[selection.entries]
-        own = selection.entries[slice(*np.searchsorted(places, [self.first, self.last]).tolist())]
-        stored, index = np.unique(rows.rows_of(own), return_inverse=True)
-        return score_every(rows.keys, stored, self.queries, check)[:, index]
+def scores_of(
+    shard: OneShard, check: Check, layer: str, source: Source, queries: NDArray[np.float32], first: int, last: int
+) -> NDArray[np.float64]:
+    """float64[n, m]: canonical inner products of float32[n, d] with the shard's entries of a range of the whole
+    memory's.
+    """
+    selection = shard.selected(shard.layer(layer), source, check)
+    rows = key_rows(shard.part, layer, selection, check)
+    places = shard.rows.places(layer)[selection.entries]
+    own = selection.entries[slice(*np.searchsorted(places, [first, last]).tolist())]
+    stored, index = np.unique(rows.rows_of(own), return_inverse=True)
+    return score_every(rows.keys, stored, queries, check)[:, index]
 
 
-@dataclass(frozen=True, eq=False)
-class SlotSumShare:
-    layer: str
-    source: Source
-    at_step: int | None
-    stored: bool
-    """As of the selection."""
+def slot_sum_of(
+    shard: OneShard, check: Check, layer: str, source: Source, at_step: int | None, stored: bool
+) -> SlotSum:
+    """`stored`: as of the selection."""
+    own = shard.layer(layer)
+    chosen = selection(shard.whole, own, source, check)
 
-    def answer(self, shard: OneShard, check: Check) -> SlotSum:
-        layer = shard.layer(self.layer)
-        chosen = selection(shard.whole, layer, self.source, check)
-        key = ("slot sum", layer.name, chosen.identity, self.at_step, self.stored)
+    def made() -> SlotSum:
+        coefficients = slot_coefficients(shard.whole, own, chosen, at_step)
+        return sum_of_shard(shard.rows, own, coefficients, check, stored)
 
-        def made() -> SlotSum:
-            coefficients = slot_coefficients(shard.whole, layer, chosen, self.at_step)
-            return sum_of_shard(shard.rows, layer, coefficients, check, self.stored)
-
-        return shard.part.cache.get(key, made, check)
+    return shard.part.cache.get(("slot sum", layer, chosen.identity, at_step, stored), made, check)
 
 
 _BYTES = 64 << 20
@@ -357,15 +294,18 @@ _BYTES = 64 << 20
 class ShardQuestion:
     """A share, and of which moment of the memory it is asked."""
 
-    share: Share[Any]
+    share: Callable[..., Any]
+    """A function of this module."""
+    arguments: tuple[Any, ...]
+    """Those after the shard and its check."""
     moment: Moment
     name: str = field(default_factory=lambda: uuid4().hex)
     """By which whoever asked may give it up."""
 
 
 AskShards: TypeAlias = Callable[[ShardQuestion, Sequence[int], Check], Mapping[int, Any]]
-"""Asks some shards, by number, and gives all their answers. Raises ShardsMissing where one does not answer, and what a
-share raises."""
+"""Asks some shards, by number, and gives all their answers. Raises ShardsMissing where one does not answer, and what
+the question raises of a shard's own rows."""
 
 
 class Shards:
@@ -375,27 +315,24 @@ class Shards:
     def best(self, resolved: Resolved[TopK], check: Check) -> list[Ranked]:
         """By query, group after group."""
         question, layer, selection = resolved.question, resolved.layer, resolved.selection
-        share = BestShare(
-            layer.name, _source(selection), question.by, resolved.queries, question.k, resolved.score.name
-        )
-        return merged(self._ask(share, layer, selection, check), question.k)
+        more = question.by, resolved.queries, question.k, resolved.score.name
+        return merged(self._ask(best_of, layer, selection, check, *more), question.k)
 
     def key_sums(self, grouping: Grouping) -> KeySums:
         layer, groups, check = grouping.layer, grouping.groups, grouping.check
-        source, shards = _source(grouping.selection), self._shard_of(layer)
+        selection, shards = grouping.selection, self._shard_of(layer)
         summer = KeySummer(len(groups.counts), layer.d_in)
-        count = -(-len(grouping.selection.stays) // whole.BLOCK)
+        count = -(-len(selection.stays) // whole.BLOCK)
         size = max(1, _BYTES // (4 * whole.BLOCK * max(1, layer.d_in)))
         for first in range(0, count, size):
             blocks = range(first, min(first + size, count))
-            share = KeySumsShare(layer.name, source, groups.by, blocks)
-            asked = self._shards_of(layer, grouping.selection, blocks.start * whole.BLOCK, blocks.stop * whole.BLOCK)
-            parts = self._ask_some(share, asked, check)
+            asked = self._shards_of(layer, selection, blocks.start * whole.BLOCK, blocks.stop * whole.BLOCK)
+            parts = self._ask_some(key_sums_of, asked, layer, selection, check, groups.by, blocks)
             own = {block: [part[block] for part in parts.values() if block in part] for block in blocks}
             sums = {block: joined(found, layer.d_in) for block, found in own.items() if found}
             doubtful = {block: columns for block, (_, columns) in sums.items() if len(columns)}
             if doubtful:
-                rows = self._ask_some(KeyColumnsShare(layer.name, source, groups.by, doubtful), asked, check)
+                rows = self._ask_some(key_columns_of, asked, layer, selection, check, groups.by, doubtful)
                 for block, columns in doubtful.items():
                     keys = {shard: found[block] for shard, found in rows.items() if block in found}
                     in_order(block, sums[block][0], columns, groups, shards, keys)
@@ -417,9 +354,9 @@ class Shards:
         for start in range(0, len(entries), size):
             own = slice(start, start + size)
             first, last = int(entries[own][0]), int(entries[own][-1]) + 1
-            share = ScoresShare(layer.name, _source(selection), queries, first, last)
             asked = np.unique(shards[own]).tolist()
-            for shard, scores in self._ask_some(share, asked, check).items():
+            more = queries, first, last
+            for shard, scores in self._ask_some(scores_of, asked, layer, selection, check, *more).items():
                 found[:, own][:, shards[own] == shard] = scores
         return found
 
@@ -428,21 +365,34 @@ class Shards:
     ) -> NDArray[np.float64]:
         """float64[n, g]: as Grouping.absolute."""
         layer, selection = grouping.layer, grouping.selection
-        share = AbsoluteShare(layer.name, _source(selection), grouping.groups.by, queries, groups)
-        found: NDArray[np.float64] = np.sum(self._ask(share, layer, selection, grouping.check), axis=0)
+        more = grouping.groups.by, queries, groups
+        found: NDArray[np.float64] = np.sum(self._ask(absolute_of, layer, selection, grouping.check, *more), axis=0)
         return found
 
     def slot_sums(self, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Iterator[SlotSum]:
         """Of the shards that have a slot, in order."""
-        share = SlotSumShare(layer.name, _source(selection), at_step, selection.stored)
-        return iter(self._ask(share, layer, selection, check))
+        return iter(self._ask(slot_sum_of, layer, selection, check, at_step, selection.stored))
 
-    def _ask(self, share: Share[Any], layer: Layer, selection: Selection, check: Check) -> list[Any]:
+    def _ask(
+        self, share: Callable[..., Any], layer: Layer, selection: Selection, check: Check, *more: Any
+    ) -> list[Any]:
         """The answers of all shards that have an entry of a selection, in order."""
-        return list(self._ask_some(share, self._shards_of(layer, selection), check).values())
+        asked = self._shards_of(layer, selection)
+        return list(self._ask_some(share, asked, layer, selection, check, *more).values())
 
-    def _ask_some(self, share: Share[Any], shards: Sequence[int], check: Check) -> dict[int, Any]:
-        found = self._ask_shards(ShardQuestion(share, self._view.snapshot.moment), shards, check)
+    def _ask_some(
+        self,
+        share: Callable[..., Any],
+        shards: Sequence[int],
+        layer: Layer,
+        selection: Selection,
+        check: Check,
+        *more: Any,
+    ) -> dict[int, Any]:
+        """By shard, in order. `more`: the share's arguments after its layer and source."""
+        assert selection.source is not None, "a selection that no text describes is summed by this process"
+        arguments = layer.name, selection.source, *more
+        found = self._ask_shards(ShardQuestion(share, arguments, self._view.snapshot.moment), shards, check)
         return {shard: found[shard] for shard in shards}
 
     def _shards_of(self, layer: Layer, selection: Selection, first: int = 0, last: int | None = None) -> list[int]:
@@ -456,8 +406,3 @@ class Shards:
         if not layer.keys:
             self._view.snapshot.keys(layer.name)  # says so, and what to do
         return shard_of(self._view, layer)
-
-
-def _source(selection: Selection) -> Source:
-    assert selection.source is not None, "a selection that no text describes is summed by this process"
-    return selection.source

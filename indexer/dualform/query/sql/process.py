@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from math import inf
-from typing import IO
+from multiprocessing.connection import Pipe
+from typing import TypeVar
 
 import pyarrow as pa
 
 from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
-from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
+from dualform.query.attended import attended
+from dualform.query.sql.worker import ERROR, READY, ROWS
 from dualform.query.view import Check, View
 from dualform.store.files.ram_budget import CHILDREN
 from dualform.store.maintenance import attributions
@@ -44,6 +47,7 @@ _CATALOG = (
 """How the words begin by which a statement asks which tables there are, or runs what a text in it says, which may."""
 _QUERY_CALLED = re.compile(r"query\W*\(|/\*|--", re.IGNORECASE)
 """Where `query` may be no column; a comment may hide the parenthesis."""
+Found = TypeVar("Found")
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Variables that the child may need to find libraries."""
 
@@ -62,9 +66,7 @@ class Sql:
         """`memory`: bytes that a statement may take in the child; `most_bytes`: of an answer."""
         self._view, self._seconds, self._most_rows = view, seconds, most_rows
         self.memory, self.most_bytes = memory, most_bytes
-        self._child: subprocess.Popen[bytes] | None = None
-        self._ready = False
-        """Whether the child has answered since it started."""
+        self._child: _Child | None = None
         self._given: frozenset[str] | None = None
         """The tables that the child has; None for all of them."""
         self._lock = threading.Lock()
@@ -116,7 +118,7 @@ class Sql:
         if self._child is not None and self._given is not None and not (named and named <= self._given):
             named = named and named | self._given  # so that statements in turn do not start it each time
             self._stop()
-        if self._child is not None and self._child.poll() is not None:
+        if self._child is not None and self._child.process.poll() is not None:
             self._stop()  # somebody ended it, as the system does if memory is short
         if self._child is None:
             self._given = named or None
@@ -130,17 +132,15 @@ class Sql:
 
     def _asked(self, statement: str, size: int, check: Check) -> pa.Table:
         request = {"sql": statement, "rows": self._most_rows, "size": size, "seconds": self._seconds}
-        started = self._ready
+        child = self._child
         try:
-            child = self._child or self._start(check)
-            self._send(child, STATEMENT, json.dumps(request).encode(), check)
-            if not started:
-                self._receive(child, time.monotonic() + _START_SECONDS, check)
-                started = self._ready = True
-            kind, content = self._receive(child, time.monotonic() + self._seconds, check)
-        except (BrokenPipeError, EOFError):
+            child = child or self._start(check)
+            found = self._attended(partial(child.ask, request), self._seconds, check)
+        except DualformError:
+            raise  # TimedOut and Cancelled are OSErrors, too
+        except (OSError, EOFError):
             self._stop()
-            if not started:
+            if child is None:
                 raise DualformError(
                     "The process that runs SQL did not start.",
                     hint="Run python -m dualform.query.sql.worker to see why.",
@@ -150,11 +150,12 @@ class Sql:
                 hint="Aggregate, or add a WHERE clause.",
                 field="statement",
             ) from None
+        kind, content = found[: len(ERROR)], memoryview(found)[len(ERROR) :]
         if kind == ERROR:
-            raise _refused(content.decode().strip())
+            raise _refused(str(content, "utf-8").strip())
         return pa.ipc.open_stream(content).read_all()
 
-    def _start(self, check: Check) -> subprocess.Popen[bytes]:
+    def _start(self, check: Check) -> _Child:
         if os.name == "nt":
             raise BadInput(
                 "sql is not available on Windows.",
@@ -162,87 +163,75 @@ class Sql:
                 field="statement",
             )
         views = _views(self._view) if self._given is None else []
-        path = [folder for folder in sys.path if os.path.isabs(folder)]
-        begin = f"import sys; sys.path[:] = {path!r}; from dualform.query.sql.worker import main"
-        command = [sys.executable, "-I", "-c", f"{begin}; main({os.getpid()}, {self.memory})"]
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,  # a fork of this process would send again what is buffered as it forks
-            cwd="/",
-            # Whatever a statement finds out of its process, it is nothing of ours.
-            env={name: os.environ[name] for name in _LIBRARIES if name in os.environ},
-        )
-        self._child = child
-        CHILDREN.add(child.pid)
-        os.set_blocking(_pipe(child.stdin).fileno(), False)
-        for name, table in _tables(self._view, self._given).items():
-            sink = pa.BufferOutputStream()
-            named = table.replace_schema_metadata({"name": name})
-            with pa.ipc.new_stream(sink, named.schema) as stream:
-                stream.write_table(named)
-            self._send(child, TABLE, sink.getvalue(), check)
-        for statement in views:
-            self._send(child, VIEW, statement.encode(), check)
+        child = self._child = _Child(self.memory, self.most_bytes)
+        tables = _tables(self._view, self._given)
+        self._attended(partial(child.begin, tables, views), _START_SECONDS, check)
         return child
 
-    def _send(self, child: subprocess.Popen[bytes], kind: bytes, content: bytes | pa.Buffer, check: Check) -> None:
-        """Raises TimedOut where the child reads nothing for _START_SECONDS, BrokenPipeError where it has ended, and
-        what `check` raises."""
-        pipe = _pipe(child.stdin).fileno()
-        for part in (HEADER.pack(kind, len(content)), content):
-            rest = memoryview(part)
-            while rest:
-                self._wait(pipe, select.POLLOUT, time.monotonic() + _START_SECONDS, check)
-                rest = rest[os.write(pipe, rest) :]
+    def _attended(self, work: Callable[[], Found], seconds: float, check: Check) -> Found:
+        """What the child does, ended with it. Raises TimedOut after so many seconds, and what `check` raises."""
+        deadline = time.monotonic() + seconds
 
-    def _receive(self, child: subprocess.Popen[bytes], deadline: float, check: Check) -> tuple[bytes, bytes]:
-        """The child's next message. Raises TimedOut, EOFError where the child has ended, and what `check` raises."""
-        kind, length = HEADER.unpack(self._read(child, HEADER.size, deadline, check))
-        if length > self.most_bytes:
-            raise DualformError(f"the process that runs SQL answered with {length} bytes, which are too many.")
-        return kind, self._read(child, length, deadline, check)
-
-    def _read(self, child: subprocess.Popen[bytes], size: int, deadline: float, check: Check) -> bytes:
-        pipe, parts = _pipe(child.stdout).fileno(), []
-        while size:
-            self._wait(pipe, select.POLLIN, deadline, check)
-            part = os.read(pipe, min(size, 1 << 20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-
-    def _wait(self, pipe: int, event: int, deadline: float, check: Check) -> None:
-        """Until the child's end of a pipe is ready. Raises TimedOut, and what `check` raises."""
-        waiting = select.poll()  # select() takes no descriptor beyond 1,023, and a server has as many connections
-        waiting.register(pipe, event)
-        while not waiting.poll(1000 * _POLL_SECONDS):
+        def in_time() -> None:
             check()
             if time.monotonic() > deadline:
                 raise TimedOut(
-                    f"the statement took longer than {self._seconds:g} seconds.",
+                    f"the statement took longer than {seconds:g} seconds.",
                     hint="Aggregate, or add a WHERE.",
                     field="statement",
                 )
 
+        assert self._child is not None, "it was started"
+        return attended(work, self._child.process.kill, in_time)
+
     def _stop(self) -> None:
-        child, self._child, self._ready, self._given = self._child, None, False, None
+        child, self._child, self._given = self._child, None, None
         if child is not None:
-            child.kill()
-            child.wait()
-            CHILDREN.discard(child.pid)
-            for pipe in (child.stdin, child.stdout):
-                if pipe:
-                    pipe.close()
+            child.close()
 
 
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
+class _Child:
+    """The process, and the pipe to it."""
+
+    def __init__(self, memory: int, most_bytes: int) -> None:
+        """`memory`: bytes that a statement may take; `most_bytes`: of an answer."""
+        path = [folder for folder in sys.path if os.path.isabs(folder)]
+        begin = f"import sys; sys.path[:] = {path!r}; from dualform.query.sql.worker import main"
+        self._pipe, theirs = Pipe()
+        self._most_bytes = most_bytes
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", f"{begin}; main({theirs.fileno()}, {os.getpid()}, {memory})"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+                # Whatever a statement finds out of its process, it is nothing of ours.
+                env={name: os.environ[name] for name in _LIBRARIES if name in os.environ},
+            )
+        CHILDREN.add(self.process.pid)
+
+    def begin(self, tables: dict[str, pa.Table], views: list[str]) -> None:
+        """Hand over what statements are asked of. Raises OSError or EOFError where the process has ended."""
+        self._pipe.send_bytes(json.dumps({"tables": list(tables), "views": views}).encode())
+        for table in tables.values():
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            self._pipe.send_bytes(sink.getvalue())
+        self._pipe.recv_bytes(len(READY))
+
+    def ask(self, request: dict[str, object]) -> bytes:
+        """The kind of answer, and its content. Raises as `begin`."""
+        self._pipe.send_bytes(json.dumps(request).encode())
+        return self._pipe.recv_bytes(len(ROWS) + self._most_bytes)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        CHILDREN.discard(self.process.pid)
+        self._pipe.close()
 
 
 def _tables(view: View, given: frozenset[str] | None) -> dict[str, pa.Table]:

@@ -1,23 +1,23 @@
 """The process that runs free SQL: it is given tables, holds no file, and can reach none.
 
-It reads from standard input an Arrow stream per table and a statement per view, then questions; it writes an answer
-per question. Every message is a kind (one byte), a length (eight bytes, little-endian) and so many bytes. Light on
-purpose: no torch, no faiss. It ends with the process that started it, whose number it is told.
+It reads messages from a pipe: what it begins with as JSON, an Arrow stream per table, then a JSON object per statement.
+It answers READY once it has begun, and then each statement by ROWS and an Arrow stream, or by ERROR and why there are
+no rows. Light on purpose: no torch, no faiss. It ends with the process that
+started it, whose number it is told.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from decimal import Decimal
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -27,8 +27,8 @@ try:
 except ImportError:  # Windows: DuckDB's own limits, and the asker's patience, are all there is
     resource = None  # type: ignore[assignment]
 
-HEADER = struct.Struct("<cQ")
-TABLE, VIEW, STATEMENT, ROWS, ERROR, READY = b"T", b"V", b"S", b"R", b"E", b"K"
+READY, ROWS, ERROR = b"ready   ", b"rows    ", b"error   "
+"""How messages begin. Of eight bytes each, as Arrow's numbers are to lie at multiples of eight."""
 SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -46,20 +46,20 @@ _NICE = 10
 _LOOK_SECONDS = 1.0
 """Between looks whether the process that started this one is there."""
 
-_EVERY_KIND = "SELECT now() AS a, [1.5] AS b, 1::HUGEINT AS c, DATE '2020-01-02' AS d, 'x'::BLOB AS e, 1.5 AS f"
-"""Of values that are converted by what is loaded as it is needed: modules, a time zone."""
+_EVERY_KIND = "SELECT 1::HUGEINT AS c, 1.5 AS f, [1.5] AS b, now() AS a"
+"""Of values that are converted by what is loaded as it is needed."""
 _BATCH = 2048
 """Rows that are read at a time: one of DuckDB's own vectors."""
-_FORMLESS = re.compile(
-    r"\bTIME WITH TIME ZONE\b|\b(UHUGEINT|BIT|BIGNUM|VARINT|VARIANT)\b|\bTIME\[|(?<=[ (])TIME\b(?! (WITH TIME )?ZONE)"
-)
-"""Types that Arrow would have otherwise, as DuckDB calls them: times of day lose their offset, 128 bits without a sign
-get one, bits, large numbers and variants come as DuckDB keeps them, and 24:00:00 within a list or a struct becomes
-00:00:00."""
+_NUMBERS = {"boolean", "null", "float", "double", "decimal", "hugeint", "ubigint", "bigint"}
+_NUMBERS |= {f"{sign}{size}" for sign in ("", "u") for size in ("tinyint", "smallint", "integer")}
+"""Types of values that an answer has as such, as DuckDB calls them; others become texts."""
+_NESTED = {"list", "array", "struct", "tuple", "map", "union"}
+"""Types that become JSON."""
+_NOT_JSON = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+_WIDEST = 2**53 - 1
+"""JavaScript rounds whole numbers beyond."""
 _DIGITS = 15
 """Of a decimal that every double keeps."""
-_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
-"""Of the units of a time of day."""
 _STATM = Path("/proc/self/statm")
 """Its first number is the address space in use, in pages."""
 
@@ -68,60 +68,35 @@ class Refusal(Exception):
     """A statement that is not answered; the message is for its asker."""
 
 
-def write(stream: IO[bytes], kind: bytes, content: bytes) -> None:
-    stream.write(HEADER.pack(kind, len(content)))
-    stream.write(content)
-    stream.flush()
-
-
-def read(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
-    """The next message; None at the end of the stream."""
-    head = stream.read(HEADER.size)
-    if len(head) < HEADER.size:
-        return None
-    kind, length = HEADER.unpack(head)
-    content = stream.read(length)
-    return (kind, content) if len(content) == length else None
-
-
-def main(parent: int, memory: int) -> None:
-    """`parent`: the process that started this one; `memory`: bytes that a statement may take."""
+def main(pipe: int, parent: int, memory: int) -> None:
+    """`pipe`: the descriptor of its end; `parent`: the process that started this one; `memory`: bytes that a statement
+    may take."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(_NICE)
-    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else prints must not break into the answers
-    connection = duckdb.connect(":memory:")
-    locked = False
-    while (message := read(questions)) is not None:
-        kind, content = message
-        if kind == TABLE:
-            _load(connection, content)
-            continue
-        if kind == VIEW:
-            connection.execute(content.decode())
-            continue
-        if not locked:
-            _load_what_answers_need()
-            _lock(connection, memory)
-            locked = True
-            write(answers, READY, b"")
-        request = json.loads(content)
+    asker, connection = Connection(pipe), duckdb.connect(":memory:")
+    given = json.loads(asker.recv_bytes())
+    for name in given["tables"]:
+        connection.register("incoming", pa.ipc.open_stream(asker.recv_bytes()).read_all())
+        connection.execute(f'CREATE TABLE "{name.replace(chr(34), 2 * chr(34))}" AS SELECT * FROM incoming')
+        connection.unregister("incoming")
+    for view in given["views"]:
+        connection.execute(view)
+    _load_what_answers_need()
+    _lock(connection, memory)
+    asker.send_bytes(READY)
+    while True:
         try:
-            write(answers, ROWS, answer(connection, **request))
+            request = json.loads(asker.recv_bytes())
+        except EOFError:
+            return
+        try:
+            asker.send_bytes(answer(connection, **request))
         except (Refusal, duckdb.Error, MemoryError) as error:
-            write(answers, ERROR, (str(error) or "not enough memory").encode())
+            asker.send_bytes(ERROR + (str(error) or "not enough memory").encode())
         except Exception as error:  # nobody foresaw it, so what it says is not for strangers
-            write(answers, ERROR, f"the statement's answer could not be written ({type(error).__name__}).".encode())
-
-
-def _load(connection: duckdb.DuckDBPyConnection, content: bytes) -> None:
-    """Make a table of an Arrow stream whose schema carries its name."""
-    table = pa.ipc.open_stream(content).read_all()
-    name = table.schema.metadata[b"name"].decode().replace('"', '""')
-    connection.register("incoming", table)
-    connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM incoming')
-    connection.unregister("incoming")
+            what = f"the statement's answer could not be written ({type(error).__name__})."
+            asker.send_bytes(ERROR + what.encode())
 
 
 def _end_with(parent: int) -> None:
@@ -133,9 +108,7 @@ def _end_with(parent: int) -> None:
 
 def _load_what_answers_need() -> None:
     """And nothing after it: Arrow would look for pandas, which takes a second where it is."""
-    import zoneinfo  # noqa: F401  # for times that have a zone; here, as the asker loads this module, too
-
-    import pyarrow.compute  # noqa: F401  # for casts
+    import pyarrow.compute  # noqa: F401  # for casts; here, as the asker loads this module, too
 
     sys.meta_path.clear()
 
@@ -146,7 +119,7 @@ def _lock(connection: duckdb.DuckDBPyConnection, memory: int) -> None:
     for name, value in SETTINGS.items():
         connection.execute(f"SET {name} = '{value}'")
     connection.execute("SET lock_configuration = true")
-    simplified(connection.sql(_EVERY_KIND).to_arrow_table())
+    _table(connection.sql(_EVERY_KIND), 1, memory)
     if resource is None:
         return
     if _STATM.exists():  # Linux; elsewhere DuckDB's own limit is all there is
@@ -157,8 +130,8 @@ def _lock(connection: duckdb.DuckDBPyConnection, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 
-def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int, seconds: float) -> bytes:
-    """The rows of one SELECT as an Arrow stream, so many at most and of so many bytes.
+def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int, seconds: float) -> pa.Buffer:
+    """The message with the rows of one SELECT, so many at most and of so many bytes.
 
     Raises Refusal, or what DuckDB raises.
     """
@@ -175,18 +148,36 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int
     _allow_seconds(seconds)
     with connection.cursor() as cursor:  # closing it ends the transaction
         cursor.execute("BEGIN TRANSACTION READ ONLY")
-        found = cursor.sql(statements[0])
-        for name, kind in zip(found.columns, found.types, strict=True):
-            if _FORMLESS.search(str(kind)):
-                raise _formless(name, str(kind))
-        plain = simplified(_rows(found.to_arrow_reader(_BATCH), rows, size))
+        plain = _table(cursor.sql(statements[0]), rows, size)
     sink = pa.BufferOutputStream()
+    sink.write(ROWS)
     with pa.ipc.new_stream(sink, plain.schema) as stream:
         stream.write_table(plain)
     answered = sink.getvalue()
-    if answered.size > size:
+    if answered.size > len(ROWS) + size:
         raise _too_large(size)
-    return bytes(answered)
+    return answered
+
+
+def _table(found: duckdb.DuckDBPyRelation, most_rows: int, most_bytes: int) -> pa.Table:
+    """The rows as 64-bit integers, doubles, booleans and texts: what a column of an answer can be.
+
+    A column's type follows from DuckDB's, whatever its values are: whole numbers are integers, decimals are doubles,
+    lists, structs and the like are JSON, and all else is the text that DuckDB writes. Raises Refusal for a number that
+    would be rounded.
+    """
+    kinds = [kind.id for kind in found.types]
+    columns = ", ".join(_column(place, kind) for place, kind in enumerate(kinds, 1))
+    rows, names = _rows(found.project(columns).to_arrow_reader(_BATCH), most_rows, most_bytes), _distinct(found.columns)
+    plain = [_plain(*own) for own in zip(names, kinds, rows.columns, strict=True)]
+    return pa.table(plain, names=names)
+
+
+def _column(place: int, kind: str) -> str:
+    """A column as Arrow is to have it."""
+    if kind in _NUMBERS:
+        return f"#{place} AS c{place}"
+    return f"CAST({f'to_json(#{place})' if kind in _NESTED else f'#{place}'} AS VARCHAR) AS c{place}"
 
 
 def _rows(reader: Any, most_rows: int, most_bytes: int) -> pa.Table:
@@ -227,47 +218,35 @@ def _allow_seconds(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
-def simplified(table: pa.Table) -> pa.Table:
-    """The same rows as 64-bit integers, doubles, booleans and texts: what a column of an answer can be.
-
-    A column's type follows from DuckDB's, whatever its values are: whole numbers are integers, decimals are doubles.
-    Dates, lists and whatever else become texts. Raises Refusal for a number that would be rounded.
-    """
-    names = _distinct(table.column_names)
-    return pa.table([_simple(name, table.column(i)) for i, name in enumerate(names)], names=names)
-
-
-def _simple(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type
-    if pa.types.is_boolean(kind) or pa.types.is_string(kind):
+def _plain(name: str, kind: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    arrow = column.type
+    if kind in _NESTED:
+        return pa.chunked_array([pa.array(map(_json, column.to_pylist()), pa.string())])
+    if pa.types.is_boolean(arrow) or pa.types.is_string(arrow):
         return column
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(arrow) or pa.types.is_null(arrow):
         return column.cast(pa.float64())
-    if pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and not kind.scale):
+    if not pa.types.is_decimal(arrow) or not arrow.scale:
         try:
             return column.cast(pa.int64())
         except pa.ArrowInvalid:
             raise _rounded(name, "whole number of more than 64 bits") from None
-    if pa.types.is_decimal(kind):
-        doubles = column.cast(pa.string()).cast(pa.float64())  # a cast without text in between may round twice
-        if kind.precision > _DIGITS and not all(map(_is_exact, doubles.to_pylist(), column.to_pylist())):
-            raise _rounded(name, f"decimal of more than {_DIGITS} digits")
-        return doubles
-    if pa.types.is_null(kind):
-        return column.cast(pa.float64())
-    if pa.types.is_time(kind) and pa.compute.any(pa.compute.equal(column.cast(pa.int64()), _DAY[kind.unit])).as_py():
-        raise _formless(name, str(kind))  # Python's times of day end before 24:00:00, which it reads as 00:00:00
-    try:
-        values = column.to_pylist()
-    except (OverflowError, ValueError):  # Python's dates end with the year 9999, and none is infinite
-        raise _formless(name, str(kind)) from None
-    return pa.chunked_array([pa.array([None if v is None else str(v) for v in values], pa.string())])
+    doubles = column.cast(pa.string()).cast(pa.float64())  # a cast without text in between may round twice
+    if arrow.precision > _DIGITS and not all(map(_is_exact, doubles.to_pylist(), column.to_pylist())):
+        raise _rounded(name, f"decimal of more than {_DIGITS} digits")
+    return doubles
 
 
-def _formless(name: str, kind: str) -> Refusal:
-    return Refusal(
-        f"Column {name} has a value of type {kind}, which sql cannot return. Select CAST({name} AS VARCHAR)."
-    )
+def _json(text: str | None) -> str | None:
+    """What DuckDB writes as JSON, with texts for numbers that JSON lacks, or that JavaScript would round."""
+    if text is None:
+        return None
+    found = json.loads(text, parse_constant=_NOT_JSON.__getitem__, parse_int=_whole)
+    return json.dumps(found, ensure_ascii=False)
+
+
+def _whole(digits: str) -> int | str:
+    return int(digits) if len(digits) <= 17 and abs(int(digits)) <= _WIDEST else digits
 
 
 def _rounded(name: str, what: str) -> Refusal:

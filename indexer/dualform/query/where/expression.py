@@ -8,26 +8,17 @@ constant as a bound parameter. Whatever else is refused, so a new DuckDB that le
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, TimeoutError as NotYet
-from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from threading import Thread
-from typing import Any, NamedTuple, TypeVar
-
-import duckdb
+from typing import Any, NamedTuple
 
 from dualform.errors import BadMask, NotFound
-from dualform.query import bounds
 from dualform.query.bounds import LONGEST, UNBOUNDED, Pattern, QuestionBounds, require_short, require_simple
-from dualform.query.view import Check, never
 from dualform.questions.arguments import shown
 from dualform.questions.filters import Filter, Ids
-from dualform.store.locks import held_back
+from dualform.store.shard import scratch
 from dualform.store.tables import KINDS, alike_but_for_case
 
 DEEPEST = 100
@@ -48,6 +39,14 @@ COMPARISONS = {
     "COMPARE_GREATERTHANOREQUALTO": ">=",
     "COMPARE_DISTINCT_FROM": "IS DISTINCT FROM",
     "COMPARE_NOT_DISTINCT_FROM": "IS NOT DISTINCT FROM",
+}
+OPERATORS = {
+    "OPERATOR_NOT": "(NOT {0})",
+    "OPERATOR_IS_NULL": "({0} IS NULL)",
+    "OPERATOR_IS_NOT_NULL": "({0} IS NOT NULL)",
+    "OPERATOR_COALESCE": "coalesce({all})",
+    "COMPARE_IN": "({0} IN ({others}))",
+    "COMPARE_NOT_IN": "({0} NOT IN ({others}))",
 }
 MATCHING = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
 """Comparisons that ask for one value by name."""
@@ -264,20 +263,9 @@ class ExpressionWriter:
         self.null_tests += tests_null
         first, *others = self.all(node["children"])
         self.null_tests -= tests_null
-        match node["type"]:
-            case "OPERATOR_NOT":
-                return f"(NOT {first})"
-            case "OPERATOR_IS_NULL":
-                return f"({first} IS NULL)"
-            case "OPERATOR_IS_NOT_NULL":
-                return f"({first} IS NOT NULL)"
-            case "COMPARE_IN":
-                return f"({first} IN ({', '.join(others)}))"
-            case "COMPARE_NOT_IN":
-                return f"({first} NOT IN ({', '.join(others)}))"
-            case "OPERATOR_COALESCE":
-                return f"coalesce({', '.join([first, *others])})"
-        raise refused(f"the operator {node['type']}")
+        if node["type"] not in OPERATORS:
+            raise refused(f"the operator {node['type']}")
+        return OPERATORS[node["type"]].format(first, others=", ".join(others), all=", ".join([first, *others]))
 
     def between(self, node: Any) -> str:
         return f"({self.write(node['input'])} BETWEEN {self.write(node['lower'])} AND {self.write(node['upper'])})"
@@ -377,83 +365,6 @@ def quoted(name: str) -> str:
     """A column or function name as an SQL identifier."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
-
-
-Found = TypeVar("Found")
-
-_ROW_GROUP = 122_880
-"""Rows that DuckDB gives to one thread: fewer would not be shared among several."""
-
-
-_LOOK = 0.05
-"""Seconds between looks whether a question still wants its mask."""
-_AGAIN = 0.01
-"""Seconds between interrupts: one that comes between a statement's parts is not heard."""
-
-
-def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Found], check: Check = never) -> Found:
-    """What `work` returns, which asks this connection alone. Raises what `check` raises meanwhile, once it has ended.
-
-    It runs on a thread of its own, so that the asker's may look; what that took of the processor is noted for the
-    asker's. An interrupt is the connection's: it reaches none of others.
-    """
-    if check is never:
-        return work()
-    found, seconds_taken = Future[Found](), list[float]()
-    Thread(target=_settle, args=(found, work, seconds_taken), name="mask", daemon=True).start()
-    seconds = _LOOK
-    given_up: BaseException | None = None
-    while True:
-        try:
-            error = found.exception(seconds)
-            break
-        except NotYet:
-            pass
-        try:
-            if given_up is None:
-                check()
-        except BaseException as reason:
-            given_up, seconds = reason, _AGAIN
-        if given_up is not None:
-            connection.interrupt()
-    bounds.add(sum(seconds_taken))
-    if given_up is not None:
-        raise given_up
-    if error is not None:
-        raise error
-    return found.result()
-
-
-def _settle(found: Future[Found], work: Callable[[], Found], seconds_taken: list[float]) -> None:
-    try:
-        made = work()
-    except BaseException as error:
-        seconds_taken.append(time.thread_time())  # the thread began with this work
-        found.set_exception(error)
-    else:
-        seconds_taken.append(time.thread_time())
-        found.set_result(made)
-
-
-def connect(rows: int) -> duckdb.DuckDBPyConnection:
-    """A connection for a question over so many rows, which sees no tables of others; the caller closes it."""
-    if rows > _ROW_GROUP:
-        with held_back():
-            return duckdb.connect()
-    try:
-        found = _shared(os.getpid()).cursor()
-        found.execute("SELECT 1").fetchall()
-    except duckdb.Error:  # an internal error of DuckDB's ends all that runs in it
-        _shared.cache_clear()
-        return _shared(os.getpid()).cursor()
-    return found
-
-
-@lru_cache
-def _shared(process: int) -> duckdb.DuckDBPyConnection:
-    """A process's own: what a fork leaves of its parent's may be locked. It has no threads to be missed at the end."""
-    with held_back():
-        return duckdb.connect(config={"threads": 1})
 
 
 @dataclass(frozen=True)
@@ -573,9 +484,9 @@ def _deepest_bracket(text: str) -> int:
 
 def _condition(text: str) -> Any:
     """DuckDB's syntax tree of the text, read where a condition stands: SELECT takes more, as ALL or a last comma."""
-    with closing(connect(1)) as connection:
-        row = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {text}"]).fetchone()
-    tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
+    with scratch() as connection:
+        ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {text}"]).fetchall()
+    tree: dict[str, Any] = json.loads(serialized)
     if tree["error"]:
         raise BadMask(
             f"where is not valid SQL: {tree.get('error_message', 'no reason given')}.",

@@ -8,7 +8,7 @@ Shapes: T slots of a space, D datapoints, H entries of a layer (the slots of its
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import closing
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,17 +21,21 @@ from numpy.typing import NDArray
 from dualform.answers.table import free_name
 from dualform.errors import BadInput, BadMask, EmptyMask, NotFound
 from dualform.faults import shortage
+from dualform.query.attended import attended
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.view import Check, View, never
-from dualform.query.where.expression import Expression, Membership, connect, interruptible, parse
+from dualform.query.where.expression import Expression, Membership, parse
 from dualform.questions.filters import Filter
 from dualform.store.layer import Layer
 from dualform.store.reading.space import Space
+from dualform.store.shard import scratch, threaded
 
 HAVING = "Spaces that have it: "
 """How a hint begins where a layer's space lacks a column and others have it."""
 _CHUNK = 500_000
 """Slots or datapoints whose columns are laid out, and evaluated, at once."""
+_ROW_GROUP = 122_880
+"""Rows that DuckDB gives to one thread: fewer would not be shared among several."""
 _VECTOR, _WORK = 2048, 1 << 19
 """Rows that DuckDB takes at once, and what it may do with them before it can be interrupted (Expression.work): an
 expression of many nodes, or of long texts, gets fewer rows."""
@@ -179,15 +183,13 @@ def select(space: Space, expression: Expression, check: Check = never) -> NDArra
     BadMask where it is not boolean or fails on a value (a CAST of a text that is no number).
     """
     names = list(expression.columns)
-    with closing(connect(max(space.count, space.samples.count))) as connection:
-        if not names:
-            alone = pa.table({"slot": pa.array([0])})
-            return np.full(space.count, _evaluate(connection, expression, alone, check)[0])
-        if space.sample_columns.issuperset(names):
-            return space.spread(_of_datapoints(connection, space, expression, names, check))
-        starts = range(0, max(space.count, 1), _CHUNK)
-        blocks = (space.between(start, min(start + _CHUNK, space.count), names) for start in starts)
-        return _evaluate_all(connection, expression, blocks, check)
+    if not names:
+        return np.full(space.count, _constant(expression, check))
+    if space.sample_columns.issuperset(names):
+        return space.spread(_of_datapoints(space, expression, names, check))
+    starts = range(0, max(space.count, 1), _CHUNK)
+    blocks = (space.between(start, min(start + _CHUNK, space.count), names) for start in starts)
+    return _evaluate_all(expression, blocks, space.count, check)
 
 
 def select_datapoints(space: Space, expression: Expression, nan_is_null: Collection[str] = ()) -> NDArray[np.bool_]:
@@ -195,26 +197,27 @@ def select_datapoints(space: Space, expression: Expression, nan_is_null: Collect
 
     `nan_is_null`: columns whose NaN is read as NULL. Raises BadMask as `select`.
     """
-    with closing(connect(space.samples.count)) as connection:
-        if not expression.columns:
-            alone = pa.table({"slot": pa.array([0])})
-            return np.full(space.samples.count, _evaluate(connection, expression, alone)[0])
-        rows = space.sample_table(expression.columns)
-        for place, name in enumerate(rows.column_names):
-            if name in nan_is_null:
-                rows = rows.set_column(place, name, pc.if_else(pc.is_nan(rows[name]), None, rows[name]))
-        return _evaluate_all(connection, expression, _blocks(rows), never)
+    if not expression.columns:
+        return np.full(space.samples.count, _constant(expression))
+    rows = space.sample_table(expression.columns)
+    for place, name in enumerate(rows.column_names):
+        if name in nan_is_null:
+            rows = rows.set_column(place, name, pc.if_else(pc.is_nan(rows[name]), None, rows[name]))
+    return _evaluate_all(expression, _blocks(rows), len(rows))
 
 
-def _of_datapoints(
-    connection: duckdb.DuckDBPyConnection, space: Space, expression: Expression, names: list[str], check: Check
-) -> NDArray[np.bool_]:
+def _constant(expression: Expression, check: Check = never) -> bool:
+    """Whether an expression without columns is true."""
+    return bool(_evaluate_all(expression, [pa.table({"slot": pa.array([0])})], 1, check)[0])
+
+
+def _of_datapoints(space: Space, expression: Expression, names: list[str], check: Check) -> NDArray[np.bool_]:
     """bool[D]; False for datapoints that have no slot in the space, of which the expression is not asked."""
     rows, there = space.sample_table(names), space.datapoints()
     if there is None:
-        return _evaluate_all(connection, expression, _blocks(rows), check)
+        return _evaluate_all(expression, _blocks(rows), len(rows), check)
     stays = np.zeros(len(there), dtype=bool)
-    stays[there] = _evaluate_all(connection, expression, _blocks(rows.filter(pa.array(there))), check)
+    stays[there] = _evaluate_all(expression, _blocks(rows.filter(pa.array(there))), len(rows), check)
     return stays
 
 
@@ -224,18 +227,27 @@ def _blocks(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _evaluate_all(
-    connection: duckdb.DuckDBPyConnection, expression: Expression, blocks: Iterable[pa.Table], check: Check
+    expression: Expression, blocks: Iterable[pa.Table], rows: int, check: Check = never
 ) -> NDArray[np.bool_]:
-    """bool[rows]: where the expression is true, of all blocks one after another."""
+    """bool[rows]: where the expression is true, of all blocks one after another. `rows`: how many there are, about.
+
+    Raises BadMask as `select`.
+    """
     found = list[NDArray[np.bool_]]()
-    for rows in blocks:
-        check()
-        found.append(_evaluate(connection, expression, rows, check))
+    try:
+        with scratch() as connection, threaded(connection) if rows > _ROW_GROUP else nullcontext():
+            for block in blocks:
+                check()
+                found.append(_evaluate(connection, expression, block, check))
+            connection.unregister("slots")
+    except duckdb.Error as error:
+        short = shortage(error, "where cannot be evaluated: this process")
+        raise short or BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
     return np.concatenate(found)
 
 
 def _evaluate(
-    connection: duckdb.DuckDBPyConnection, expression: Expression, rows: pa.Table, check: Check = never
+    connection: duckdb.DuckDBPyConnection, expression: Expression, rows: pa.Table, check: Check
 ) -> NDArray[np.bool_]:
     """bool[rows]: where the expression is true."""
     for own in expression.members:
@@ -263,11 +275,7 @@ def _evaluate(
         stays[np.asarray(answered[number])] = np.asarray(answered["stays"].fill_null(False), dtype=bool)
         return stays
 
-    try:
-        return interruptible(connection, work, check)
-    except duckdb.Error as error:
-        short = shortage(error, "where cannot be evaluated: this process")
-        raise short or BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
+    return attended(work, connection.interrupt, check)
 
 
 def require_one_dataset(space: Space, expression: Expression) -> None:
