@@ -71,7 +71,7 @@ def placebo_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     if state.layer != info.output_layer:
         return {}
     panel = placebo_panel(View(OneSnapshot(memory, info.snapshot), info, state))
-    return {"verdict": panel.verdict, "words": panel.words} if panel.asked else {}
+    return {"verdict": panel.verdict, "words": panel.words} if panel else {}
 
 
 def _answer(page: View) -> dict[str, Any] | None:
@@ -80,7 +80,7 @@ def _answer(page: View) -> dict[str, Any] | None:
         panel = answer_panel(page)
     except Inexact as refused:
         return {"note": refused.message}
-    if not panel.layer:
+    if panel is None:
         return None
     return {
         "sentence": panel.sentence,
