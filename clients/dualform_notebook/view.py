@@ -17,8 +17,7 @@ from dualform_explorer.panels.example import QueryPanel, query_panel
 from dualform_explorer.previews import ShownPreview
 from dualform_explorer.state import SCORES, layers_of
 from dualform_explorer.view import View
-from dualform_notebook.masks import words_of
-from dualform_notebook.state import WidgetState
+from dualform_notebook.state import WidgetState, words_of
 
 _MEANINGS = {
     word: meaning(word)
