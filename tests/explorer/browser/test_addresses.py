@@ -170,7 +170,8 @@ def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, 
     assert panels(page) == shown
 
 
-def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder):
+def test_it_works_under_a_path_and_in_a_frame_of_another_page(new_context, folder):
+    page = new_context().new_page()  # in a tab that has shown a page of ours, a blank one has its policy
     with served_to(page, {"run": lambda: dualform.open(folder)}, root_path="/user/me/explorer") as under:
         own = f"{under.url}user/me/explorer/"
         around = f'<!doctype html><title>hub</title><iframe src="{own}" width="1200" height="800"></iframe>'

@@ -261,8 +261,8 @@ def test_everything_is_there_while_requests_to_other_servers_are_aborted(page, p
     assert any("static/explorer.js" in url for url in asked)
 
 
-def test_a_request_to_another_server_and_a_complaint_would_be_seen(page, watch):
-    page.goto("about:blank")
+def test_a_request_to_another_server_and_a_complaint_would_be_seen(new_context, watch):
+    page = new_context().new_page()
     page.evaluate(
         "fetch('http://elsewhere.test/').catch(() => { console.error('it was aborted'); window.told = true; })"
     )
