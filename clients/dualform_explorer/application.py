@@ -45,7 +45,7 @@ from dualform_explorer.export import Told, as_command, as_csv, as_python
 from dualform_explorer.filter import enclosed
 from dualform_explorer.groups import groupings_of
 from dualform_explorer.memories import Memories, OneSnapshot
-from dualform_explorer.panels import PANELS, Waiting, panel_of, panels_in, panels_of
+from dualform_explorer.panels import PANELS, panel_of, panels_in, panels_of, template_of
 from dualform_explorer.panels.layers import paper_panel
 from dualform_explorer.rendering import KEYS, Failure, layer_in_words, layer_name, templates
 from dualform_explorer.sample import SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
@@ -133,8 +133,8 @@ class PanelThreads:
     def _made(self, make: Callable[[], Any], context: dict[str, Any], template: str) -> Markup:
         try:
             panel = make()
-            shown = "waiting.html" if isinstance(panel, Waiting) else f"panels/{template}.html"
-            return Markup(self._templates.get_template(shown).render({**context, "panel": panel}))
+            shown = self._templates.get_template(template_of(template, panel))
+            return Markup(shown.render({**context, "panel": panel}))
         except Exception as error:
             if not isinstance(error, DualformError):
                 log.exception("the panel %s failed", context["name"])

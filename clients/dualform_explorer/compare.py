@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from dualform.answers import MemoryInfo
-from dualform_explorer.panels.answer import AnswerPanel, OutputPanel, Part, answer_panel, default_pair, output_panel
+from dualform_explorer.panels.answer import (
+    AnswerPanel,
+    OutputPanel,
+    Part,
+    answer_of,
+    answer_panel,
+    default_pair,
+    output_panel,
+)
 from dualform_explorer.panels.example import QueryPanel, query_panel
 from dualform_explorer.state import Params, State, query_string
 from dualform_explorer.view import View
@@ -45,7 +53,7 @@ def default_sides(info: MemoryInfo, state: State) -> tuple[State, State]:
 class ComparedSide:
     side: View
     query: QueryPanel
-    answer: AnswerPanel
+    answer: AnswerPanel | None
     output: OutputPanel
 
 
@@ -78,7 +86,7 @@ class ComparePanel:
 
 def compare_panel(one: View, other: View) -> ComparePanel:
     first, second = _compared(one), _compared(other)
-    if not (first.answer.layer and second.answer.layer):
+    if first.answer is None or second.answer is None or one.outputs is None or other.outputs is None:
         return ComparePanel((first, second), (), "A side has no layer that gives the network's outputs.")
     if first.output.total != second.output.total:
         return ComparePanel((first, second), (), "The sides have different numbers of outputs.")
@@ -88,9 +96,9 @@ def compare_panel(one: View, other: View) -> ComparePanel:
         why = f"The left side is grouped by {first.answer.by[0]}, the right side by {second.answer.by[0]}."
         return ComparePanel((first, second), (), why)
     pair = _pair(one, first.answer)
-    right = answer_panel(other, pair)
-    left = answer_panel(one, pair, _groups(right))
-    right = answer_panel(other, pair, _groups(left))
+    right = answer_of(other, other.outputs, pair)
+    left = answer_of(one, one.outputs, pair, _groups(right))
+    right = answer_of(other, other.outputs, pair, _groups(left))
     first, second = replace(first, answer=left), replace(second, answer=right)
     return ComparePanel((first, second), _parts(left, right))
 

@@ -6,7 +6,7 @@ Colours are CSS classes, so that figures follow light and dark mode: h0 to h9 fo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -20,15 +20,33 @@ def bar(value: float, largest: float, signed: bool, kind: str = "", ghost: float
     """A bar from zero. Zero is at the left, or in the middle if values are `signed`. `ghost`: a previous value, drawn
     as an outline; `kind`: a CSS class.
     """
-    zero = _WIDTH / 2 if signed else 0.0
-    scale = (_WIDTH - zero) / largest if largest else 0.0
-    own = _rect(value * scale, zero, 2.0, _HEIGHT - 4.0, kind or ("plus" if value >= 0 else "minus"))
-    was = "" if ghost is None else _rect(ghost * scale, zero, 0.5, _HEIGHT - 1.0, "ghost")
-    line = f'<line x1="{zero:g}" x2="{zero:g}" y1="0" y2="{_HEIGHT:g}" class="zero"/>'
+    size = largest or 1.0
+    return span(0.0, value, (-size if signed else 0.0, size), kind or ("plus" if value >= 0 else "minus"), ghost)
+
+
+def span(begin: float, end: float, ends: tuple[float, float], kind: str, ghost: float | None = None) -> Markup:
+    """A bar between two numbers, on an axis with the given `ends` and a line at zero. `ghost`: a previous end, drawn as
+    an outline.
+    """
+    place = _axis(ends)
+
+    def rect(end: float, top: float, kind: str) -> str:
+        left, right = sorted((place(begin), place(end)))
+        high = _HEIGHT - 2 * top
+        return f'<rect x="{left:.2f}" y="{top:g}" width="{right - left:.2f}" height="{high:g}" class="{kind}"/>'
+
+    was = "" if ghost is None else rect(ghost, 0.5, "ghost")
+    line = f'<line x1="{place(0.0):.2f}" x2="{place(0.0):.2f}" y1="0" y2="{_HEIGHT:g}" class="zero"/>'
     return Markup(  # only numbers and class names
         f'<svg class="bar" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">'
-        f"{was}{own}{line}</svg>"
+        f"{was}{rect(end, 2.0, kind)}{line}</svg>"
     )
+
+
+def _axis(ends: tuple[float, float]) -> Callable[[float], float]:
+    """The place of a number across a bar."""
+    low, high = ends
+    return lambda value: (value - low) * _WIDTH / (high - low) if high > low else 0.0
 
 
 def columns(values: Sequence[tuple[float | None, int, float | None, str]], largest: float) -> Markup:
@@ -56,32 +74,11 @@ def columns(values: Sequence[tuple[float | None, int, float | None, str]], large
     )
 
 
-def _rect(length: float, zero: float, top: float, height: float, kind: str) -> str:
-    left = zero + min(length, 0.0)
-    return f'<rect x="{left:.2f}" y="{top:g}" width="{abs(length):.2f}" height="{height:g}" class="{kind}"/>'
-
-
-def span(begin: float, end: float, ends: tuple[float, float], kind: str) -> Markup:
-    """A bar between two numbers, on an axis with the given `ends` and a line at zero."""
-    low, high = ends
-    scale = _WIDTH / (high - low) if high > low else 0.0
-    zero, start = (0.0 - low) * scale, (begin - low) * scale
-    own = _rect((end - begin) * scale, start, 2.0, _HEIGHT - 4.0, kind)
-    line = f'<line x1="{zero:.2f}" x2="{zero:.2f}" y1="0" y2="{_HEIGHT:g}" class="zero"/>'
-    return Markup(
-        f'<svg class="bar" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">'
-        f"{own}{line}</svg>"
-    )
-
-
 def ticks(values: Sequence[float], ends: tuple[float, float], mark: float) -> Markup:
     """Numbers as ticks on an axis with the given `ends`: a thick one at `mark`, a thin one at zero."""
-    low, high = ends
-    scale = _WIDTH / (high - low) if high > low else 0.0
-    zero = [(0.0, 0, "zero")] if low <= 0 <= high else []
+    place, zero = _axis(ends), [(0.0, 0, "zero")] if ends[0] <= 0 <= ends[1] else []
     drawn = "".join(
-        f'<line x1="{(value - low) * scale:.2f}" x2="{(value - low) * scale:.2f}" y1="{top}" y2="{_HEIGHT - top:g}" '
-        f'class="{kind}"/>'
+        f'<line x1="{place(value):.2f}" x2="{place(value):.2f}" y1="{top}" y2="{_HEIGHT - top:g}" class="{kind}"/>'
         for value, top, kind in (*zero, *((value, 2.5, "tick") for value in values), (mark, 0, "mark"))
     )
     return Markup(

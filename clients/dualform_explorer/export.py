@@ -30,7 +30,7 @@ from dualform.questions import Contribution, Distribution, GroupSum, Output, Pla
 from dualform.questions.question import Question
 from dualform_explorer.filter import Chip, read_chip
 from dualform_explorer.memories import beside_of
-from dualform_explorer.panels import PANELS, panels_in
+from dualform_explorer.panels import PANELS, panels_in, template_of
 from dualform_explorer.panels.example import QueryPanel
 from dualform_explorer.rendering import Failure, templates
 from dualform_explorer.start import MOST_DATASETS, ExampleCard, corrections_panel, example_cards, query_set_panel
@@ -235,7 +235,6 @@ class _Drawing:
     def _panel(self, key: str, context: dict[str, Any]) -> str:
         state: State = context["state"]
         context = {**context, "name": key, "title": PANELS[key].heading(state)}
-        template = self._templates.select_template([f"export/panels/{key}.html", f"panels/{key}.html"])
         try:
             panel = PANELS[key].make(self._snapshot.page(state))
         except DualformError as error:
@@ -244,7 +243,8 @@ class _Drawing:
             return self._templates.get_template("failed.html").render({**context, "failure": failure})
         if isinstance(panel, QueryPanel):
             panel = self._among_chosen(panel, state)
-        return template.render({**context, "panel": panel})
+        shown = template_of(key, panel)
+        return self._templates.select_template([f"export/{shown}", shown]).render({**context, "panel": panel})
 
     def _among_chosen(self, panel: QueryPanel, state: State) -> QueryPanel:
         """Let the reader step through the examples of the file."""

@@ -17,7 +17,7 @@ from dualform.questions import SlotKeys
 from dualform_explorer.examples import evenly
 from dualform_explorer.filter import Chip, complete_columns
 from dualform_explorer.groups import hue_of
-from dualform_explorer.panels.data import Sample, samples_with_values
+from dualform_explorer.panels.data import Samples
 from dualform_explorer.panels.training import bars_of
 from dualform_explorer.previews import ShownPreview, shown_of_slots
 from dualform_explorer.start import ExampleCard, example_cards
@@ -151,10 +151,8 @@ class NeighboursPanel:
     """The step of the key that others are compared with."""
     position: int | None
     """Its position; None for a layer without positions."""
-    samples: tuple[Sample, ...]
+    samples: Samples
     """The most similar first, each with the cosine of its best key."""
-    kind: str
-    missing: str
 
 
 def neighbours_panel(snapshot: Snapshot, address: SampleAddress) -> NeighboursPanel:
@@ -169,10 +167,8 @@ def neighbours_panel(snapshot: Snapshot, address: SampleAddress) -> NeighboursPa
     )
     found = zip(snapshot.memory.slots(hits).records(), hits.scores[0].tolist(), strict=True)
     rows = [{"dataset": None, **row, "value": score} for row, score in found]
-    previews = shown_of_slots(snapshot, rows)
-    samples = samples_with_values(snapshot.page(address.state(snapshot.info, layer.name)), rows, previews)
-    position = last[1] if "position" in by else None
-    return NeighboursPanel(layer.name, last[0], position, samples, previews.kind, previews.missing)
+    samples = Samples(snapshot.page(address.state(snapshot.info, layer.name)), rows)
+    return NeighboursPanel(layer.name, last[0], last[1] if "position" in by else None, samples)
 
 
 @dataclass(frozen=True)

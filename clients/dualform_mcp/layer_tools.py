@@ -170,7 +170,7 @@ def _answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
     state = replace(reading.state, inexact=asked.allow_inexact)
     view = View(memory, info, state)
     found = answer_panel(view)
-    if not found.layer:
+    if found is None:
         raise Inexact(
             "No recorded layer gives the network's outputs for this query set.",
             hint="Ask output about a layer by its name.",
@@ -190,9 +190,8 @@ def _answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
     }
     if found.why_no_parts:
         record["why_no_parts"] = found.why_no_parts
-    if found.becomes is None:
+    if found.becomes is None or (placebo := placebo_panel(view)) is None:
         return record
-    placebo = placebo_panel(view)
     return {
         **record,
         "becomes": _named(found.becomes),

@@ -12,8 +12,7 @@ import traitlets
 from dualform.faults import as_dualform_error
 from dualform.methods import Answers
 from dualform_explorer.memories import RememberedAnswers
-from dualform_notebook.masks import chip_of
-from dualform_notebook.state import WidgetState
+from dualform_notebook.state import WidgetState, chip_of
 from dualform_notebook.view import placebo_of, view_of
 
 _HERE = Path(__file__).parent

@@ -17,8 +17,7 @@ from dualform_explorer.panels.example import QueryPanel, query_panel
 from dualform_explorer.previews import ShownPreview
 from dualform_explorer.state import SCORES, layers_of
 from dualform_explorer.view import View
-from dualform_notebook.masks import words_of
-from dualform_notebook.state import WidgetState
+from dualform_notebook.state import WidgetState, words_of
 
 _MEANINGS = {
     word: meaning(word)
@@ -71,7 +70,7 @@ def placebo_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     if state.layer != info.output_layer:
         return {}
     panel = placebo_panel(View(OneSnapshot(memory, info.snapshot), info, state))
-    return {"verdict": panel.verdict, "words": panel.words} if panel.asked else {}
+    return {"verdict": panel.verdict, "words": panel.words} if panel else {}
 
 
 def _answer(page: View) -> dict[str, Any] | None:
@@ -80,7 +79,7 @@ def _answer(page: View) -> dict[str, Any] | None:
         panel = answer_panel(page)
     except Inexact as refused:
         return {"note": refused.message}
-    if not panel.layer:
+    if panel is None:
         return None
     return {
         "sentence": panel.sentence,

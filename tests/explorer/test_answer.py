@@ -206,7 +206,7 @@ def rated(
         one, one, one + 1, np.array([2.0]), np.array([[change, *random, *siblings]]), np.array([outcomes]), 50,
         tuple(f"label = {number}" for number in range(len(siblings))), "", 6, 60, "samples",
     )  # fmt: skip
-    return PlaceboPanel(True, answer, None, "0", str(becomes), of_tokens=of_tokens)
+    return PlaceboPanel(answer, None, "0", str(becomes), of_tokens=of_tokens)
 
 
 MINUS = "\N{MINUS SIGN}"
@@ -245,26 +245,19 @@ def test_a_verdict_in_words(own, verdict, words):
 
 
 @pytest.mark.parametrize(
-    ("changes", "note"),
+    ("changes", "output_layer", "note"),
     [
-        ({"chips": ()}, ""),
-        ({"chips": (), "initial": False}, ""),
-        ({"initial": False}, "Random sets are drawn only with the initial weights and the bias."),
+        ({"chips": ()}, "4", None),
+        ({"chips": (), "initial": False}, "4", None),
+        ({"initial": False}, "4", "Random sets are drawn only with the initial weights and the bias."),
+        ({}, "", "Random sets are drawn only for the output layer."),
     ],
 )
-def test_nothing_is_asked_that_says_nothing(memory, info, changes, note):
+def test_nothing_is_asked_that_says_nothing(memory, info, changes, output_layer, note):
     asked = []
     counted = Troubled(memory, asked.append)
-    panel = placebo_panel(View(counted, info, replace(FILTERED, **changes)))
-    assert (panel.answer, panel.verdict, panel.note, panel.asked) == (None, "", note, bool(note))
-    assert not any(isinstance(question, Placebo) for question in asked)
-
-
-def test_without_a_known_output_layer_the_panel_says_so(memory, info):
-    asked = []
-    counted = Troubled(memory, asked.append)
-    panel = placebo_panel(View(counted, replace(info, output_layer=""), FILTERED))
-    assert panel.note == "Random sets are drawn only for the output layer."
+    panel = placebo_panel(View(counted, replace(info, output_layer=output_layer), replace(FILTERED, **changes)))
+    assert (panel and (panel.answer, panel.verdict, panel.note)) == (note and (None, "", note))
     assert not any(isinstance(question, Placebo) for question in asked)
 
 

@@ -183,7 +183,7 @@ def test_each_place_has_the_attention_of_all_slots(cnn, cnn_info, layer, grid, w
 
 
 def test_a_layer_without_places_has_no_map(cnn, cnn_info):
-    assert places_panel(View(cnn, cnn_info, replace(PLACE, layer="5"))).sums == ()
+    assert places_panel(View(cnn, cnn_info, replace(PLACE, layer="5"))) is None
     assert query_panel(View(cnn, cnn_info, replace(PLACE, layer="5"))).preview.box is None
     found = {layer.name: places_of(cnn_info, "test", layer) for layer in cnn_info.layers}
     assert (found["0"].first, found["2"].first, found["5"]) == (True, False, None)

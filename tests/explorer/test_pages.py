@@ -311,7 +311,7 @@ def ends(own: socket.socket) -> bool:
 
 
 def test_half_requests_shut_nobody_out_and_end_by_themselves(folder, monkeypatch, caplog):
-    monkeypatch.setattr(server, "SECONDS", 1.5)
+    monkeypatch.setattr(server, "SECONDS", 0.8)
     with served({"run": lambda: dualform.open(folder)}) as pages, ExitStack() as open_ones:
         quiet = [open_ones.enter_context(slow(pages.port)) for _ in range(150)]
         assert pages.get("/explore?item=shapes/3").status == 200
@@ -329,7 +329,7 @@ def test_half_requests_shut_nobody_out_and_end_by_themselves(folder, monkeypatch
         css = pages.get("/static/explorer.css").text
         unread = open_ones.enter_context(socket.create_connection(("127.0.0.1", pages.port), 60))
         unread.sendall(b"GET /static/explorer.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
-        time.sleep(3.0)
+        time.sleep(1.6)
         taken = 0
         with suppress(ConnectionError):
             while part := unread.recv(1 << 16):

@@ -212,6 +212,7 @@ def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(pages):
     links = re.findall(r'<a href="(sample\?[^"]+)">#(\d+)</a>', page)
     assert len(links) == 24
     address, number = links[0]
+    assert re.search(rf'<img [^>]*alt="sample {number} of (shapes|noise &lt;b&gt;)"', page)
     there = pages.get("/" + address.replace("&amp;", "&"))
     assert there.status == 200
     assert f"Training sample {number}" in there.text

@@ -15,7 +15,7 @@ from dualform import open as open_memory
 from dualform.errors import MissingPackage, ServiceError
 from dualform_explorer.filter import where_of
 from dualform_explorer.memories import OneSnapshot
-from dualform_notebook.masks import chip_of
+from dualform_notebook.state import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
 from tests.notebook.previews import record_images

@@ -80,8 +80,15 @@ class Waiting:
 
 
 def panel_of(name: str, view: View) -> Any:
-    """The content of a panel."""
+    """The content of a panel; None if it has nothing to show."""
     seconds = 0.0 if view.state.compute else expected_seconds(name, view)
     if seconds <= PATIENCE:
         return PANELS[name].make(view)
     return answer_panel(view, seconds=seconds) if name == "answer" else Waiting(seconds)
+
+
+def template_of(name: str, panel: Any) -> str:
+    """The template that shows the content of a panel."""
+    if panel is None:
+        return "nothing.html"
+    return "waiting.html" if isinstance(panel, Waiting) else f"panels/{name}.html"

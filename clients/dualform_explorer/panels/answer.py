@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import MemoryInfo, Placebos, Status
+from dualform.answers import LayerInfo, MemoryInfo, Placebos, Status
 from dualform.answers.outputs import FEWEST_SIBLINGS, central, outside
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform_explorer.examples import SETS, BaseRates, LabelNames
@@ -103,35 +103,35 @@ class Part:
 @dataclass(frozen=True)
 class AnswerPanel:
     layer: str
-    """The layer that gives the network's outputs; empty if there is none."""
-    predicted: tuple[int, str] = (0, "")
+    """The layer that gives the network's outputs."""
+    predicted: tuple[int, str]
     """The largest output without a filter, and its name. A filter does not change the question."""
-    becomes: tuple[int, str] | None = None
+    becomes: tuple[int, str] | None
     """The largest output under the filter; None without one."""
-    other: tuple[int, str] | None = None
+    other: tuple[int, str] | None
     """The label if the prediction is wrong, otherwise the second largest output. None for a single output."""
-    label: int | None = None
-    margin: float = 0.0
-    margin_before: float | None = None
+    label: int | None
+    margin: float
+    margin_before: float | None
     """The margin without the filter; None if there is no filter."""
-    by: tuple[str, ...] = ()
+    by: tuple[str, ...]
     """The columns that group slots."""
-    parts: tuple[Part, ...] = ()
-    status: Status | None = None
-    next: tuple[tuple[int, str, float], ...] = ()
+    parts: tuple[Part, ...]
+    status: Status
+    next: tuple[tuple[int, str, float], ...]
     """The largest outputs of a token: number, name, and softmax probability."""
-    token: int | None = None
+    token: int | None
     """The token of the example whose outputs these are; None if the example has outputs as a whole."""
-    most_attended: int | None = None
+    most_attended: int | None
     """If parts were computed only for the groups with the largest attention, the number of all groups; otherwise None.
     """
-    why_no_parts: str = ""
+    why_no_parts: str
     """Why the output has no parts."""
-    seconds: float | None = None
+    seconds: float | None
     """The approximate seconds for the parts, if they wait to be asked for."""
-    at: int | None = None
+    at: int | None
     """The page's step. Before the end it is no prediction of the network: only the output layer goes back in time."""
-    asked: bool = False
+    asked: bool
     """Whether the reader chose the pair of outputs."""
 
     @property
@@ -208,20 +208,25 @@ class AnswerPanel:
         return min(sums), max(sums)
 
 
-def answer_panel(
+def answer_panel(view: View, seconds: float | None = None) -> AnswerPanel | None:
+    """None if no recorded layer gives the network's outputs. `seconds`: the approximate time for the parts, which are
+    then left out.
+    """
+    return None if view.outputs is None else answer_of(view, view.outputs, seconds=seconds)
+
+
+def answer_of(
     view: View,
+    found: LayerInfo,
     pair: tuple[int, int | None] | None = None,
     named: Collection[tuple[Any, ...]] = (),
     seconds: float | None = None,
 ) -> AnswerPanel:
-    """`pair`: the two outputs of the margin, in place of the prediction and its label or runner-up, or of a margin that
-    is the page's target. `named`: groups with a separate part, besides the largest. `seconds`: the approximate time for
-    the parts, which are then left out.
+    """`found`: the layer that gives the network's outputs. `pair`: the two outputs of the margin, in place of the
+    prediction and its label or runner-up, or of a margin that is the page's target. `named`: groups with a separate
+    part, besides the largest. `seconds`: the approximate time for the parts, which are then left out.
     """
-    found, names = view.outputs, view.names
-    if found is None:
-        return AnswerPanel("")
-    by, chosen = view.state.by[:1], chosen_pair(view.state, found.name)
+    names, by, chosen = view.names, view.state.by[:1], chosen_pair(view.state, found.name)
     token, label = view.token(found.name), view.label(found.name)
     whole = np.asarray(view.output(found.name, masked=False), dtype=np.float64)[0]
     default = default_pair(whole, label)
@@ -451,8 +456,6 @@ class Null:
 
 @dataclass(frozen=True, eq=False)
 class PlaceboPanel:
-    asked: bool
-    """Whether there is a filter of slots; without one, the panel is empty."""
     answer: Placebos | None = None
     """For the page's example."""
     rates: BaseRates | None = None
@@ -529,19 +532,19 @@ class PlaceboPanel:
         return f"{'; '.join((change, *nulls))}. {self.prediction}"
 
 
-def placebo_panel(view: View) -> PlaceboPanel:
+def placebo_panel(view: View) -> PlaceboPanel | None:
     """Asked only about the output layer, and only under a filter, because the first question needs a pass over its
-    training.
+    training. None without a filter of slots.
     """
     kept = view.where
     if kept is None:
-        return PlaceboPanel(False)
+        return None
     found, names = view.outputs, view.names
     layer = view.state.layer if found is None else found.name
     if layer != view.info.output_layer:
-        return PlaceboPanel(True, note="Random sets are drawn only for the output layer.")
+        return PlaceboPanel(note="Random sets are drawn only for the output layer.")
     if not view.state.initial:
-        return PlaceboPanel(True, note="Random sets are drawn only with the initial weights and the bias.")
+        return PlaceboPanel(note="Random sets are drawn only with the initial weights and the bias.")
     try:
         query = view.query(layer)
         answer = view.memory.placebo(layer, query, kept, SETS, view.state.at, view.state.inexact)
@@ -551,7 +554,7 @@ def placebo_panel(view: View) -> PlaceboPanel:
     except (BadInput, Inexact, ServiceError) as error:
         if error.field == "where":
             raise
-        return PlaceboPanel(True, note=f"No random sets: {error.message}")
+        return PlaceboPanel(note=f"No random sets: {error.message}")
     of_tokens = view.layer_named(layer).space != "sample"
     quoted = "“{}”" if of_tokens else "{}"  # a word may be a comma
     before, after = (
@@ -560,4 +563,4 @@ def placebo_panel(view: View) -> PlaceboPanel:
     )
     columns = [own.column for chip in view.state.chips for own in chip.conditions]
     some = of_tokens and (bool(view.state.where) or any(own not in _WHOLE for own in columns))
-    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after, "", some, view.state.at)
+    return PlaceboPanel(answer, None if whole is None else whole.rates, before, after, "", some, view.state.at)

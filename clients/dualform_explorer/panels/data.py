@@ -17,7 +17,7 @@ from dualform.errors import Forbidden
 from dualform_explorer.filter import STANDARD, where_of
 from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, name_of, rows_of
 from dualform_explorer.memories import beside_of
-from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
+from dualform_explorer.previews import ShownPreview, shown_of_slots
 from dualform_explorer.view import View
 
 
@@ -68,28 +68,49 @@ class Sample:
     hue: int
 
 
+class Samples(list[Sample]):
+    """Samples with a value each, in order."""
+
+    def __init__(self, view: View, rows: Sequence[Mapping[str, Any]]) -> None:
+        """`rows`: the columns of slots, and a `value`."""
+        previews, names = shown_of_slots(view, rows), view.names
+        self.kind, self.missing = previews.kind, previews.missing
+        super().__init__(
+            Sample(
+                sample=row["sample"],
+                dataset=row["dataset"],
+                label=row.get("label"),
+                label_name=names.of(row.get("label"), row["dataset"]),
+                value=row["value"],
+                count=row.get("count", 0),
+                preview=preview,
+                hue=hue_of(view.info, view.state.by, [row.get(column) for column in view.state.by]),
+            )
+            for row, preview in zip(rows, previews, strict=True)
+        )
+
+
 @dataclass(frozen=True)
 class SamplesPanel:
-    group: str = ""
-    """The group in words; empty if none is open."""
-    samples: tuple[Sample, ...] = ()
+    group: str
+    """The group in words."""
+    samples: Samples
     """The samples with the largest sums."""
-    others: int = 0
+    others: int
     """The number of other samples."""
-    rest: float = 0.0
+    rest: float
     """The sum of the others."""
-    total: float = 0.0
+    total: float
     """The sum of the group."""
-    missing: str = ""
-    columns: tuple[str, ...] = ("sample",)
+    columns: tuple[str, ...]
     """The columns that identify a sample."""
 
 
-def samples_panel(view: View) -> SamplesPanel:
-    """The samples of one group under the page's filter. Their sums add up to the group's."""
+def samples_panel(view: View) -> SamplesPanel | None:
+    """The samples of one group under the page's filter, whose sums add up to the group's. None if no group is open."""
     group = view.state.within
     if group is None:
-        return SamplesPanel()
+        return None
     kept = where_of([group], view.where_before or "", None, view.complete)
     asked = {**view.scored(), "where": kept}
     by = ("dataset", "sample") if view.info.datasets else ("sample",)
@@ -101,14 +122,12 @@ def samples_panel(view: View) -> SamplesPanel:
         {**said, **dict(zip(by, values, strict=True)), "value": value, "count": count}
         for values, value, count in ranked
     ]
-    previews = shown_of_slots(view, rows)
     return SamplesPanel(
         group=group.words,
-        samples=samples_with_values(view, rows, previews),
+        samples=Samples(view, rows),
         others=others,
         rest=total - sum(value for _, value, _ in ranked) if others else 0.0,
         total=total,
-        missing=previews.missing,
         columns=by,
     )
 
@@ -239,36 +258,33 @@ class AdjointPanel:
     refused: str = ""
     """Why kept results cannot be read."""
     names: tuple[str, ...] = ()
-    """The names of kept results for the page's example. Without any, the panel is empty."""
+    """The names of kept results for the page's example."""
     name: str = ""
     by: tuple[str, ...] = ()
     groups: tuple[Mapping[str, Any], ...] = ()
     """The groups with the largest predicted changes: said, called, hue, samples, value (predicted), change (measured
     without exactly this group, or None). None if samples do not have the columns."""
-    harmful: tuple[Sample, ...] = ()
+    harmful: Sequence[Sample] = ()
     """The samples without which the loss would be smaller, the most harmful first."""
-    helpful: tuple[Sample, ...] = ()
-    kind: str = "none"
-    missing: str = ""
+    helpful: Sequence[Sample] = ()
     sets: tuple[Mapping[str, Any], ...] = ()
     """Retrainings: set, left_out, loss, change, predicted; the smallest change first."""
     correlation: float | None = None
     """The correlation of predicted and real changes, if there are enough sets."""
 
 
-def adjoint_panel(view: View) -> AdjointPanel:
+def adjoint_panel(view: View) -> AdjointPanel | None:
+    """None if nothing is kept for the page's example."""
     try:
         kept = [row["name"] for row in view.memory.sql(_KEPT) if row["example"] == view.state.item]
     except Forbidden as error:
         return AdjointPanel(refused=f"{error.message} {error.hint}".strip())
     if not kept:
-        return AdjointPanel()
+        return None
     name, by = view.state.kept if view.state.kept in kept else kept[0], view.state.by[:1]
     own = {"name": name, "example": view.state.item.replace("'", "''")}
     own = {table: _OWN.format(table=table, **own) for table in ("adjoints", "retrainings")}
     rows = [[*view.memory.sql(_SAMPLES.format(**own, sign=sign, most=SAMPLES // 2))] for sign in ("<", ">")]
-    previews = shown_of_slots(view, [*rows[0], *rows[1]])
-    samples = samples_with_values(view, [*rows[0], *rows[1]], previews)
     named = by[0] in next(iter((*rows[0], *rows[1])), ())
     column = 'a."{}"'.format(by[0].replace('"', '""')) if named else "NULL"
     sets = tuple(view.memory.sql(_SETS.format(**own, by=column)))
@@ -288,30 +304,10 @@ def adjoint_panel(view: View) -> AdjointPanel:
             }
             for one in groups
         ),
-        harmful=samples[: len(rows[0])],
-        helpful=samples[len(rows[0]) :],
-        kind=previews.kind,
-        missing=previews.missing,
+        harmful=Samples(view, rows[0]),
+        helpful=Samples(view, rows[1]),
         sets=sets,
         correlation=rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST_RETRAININGS else None,
-    )
-
-
-def samples_with_values(view: View, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews) -> tuple[Sample, ...]:
-    """Samples from rows with the columns of slots and a `value`."""
-    names = view.names
-    return tuple(
-        Sample(
-            sample=row["sample"],
-            dataset=row["dataset"],
-            label=row.get("label"),
-            label_name=names.of(row.get("label"), row["dataset"]),
-            value=row["value"],
-            count=row.get("count", 0),
-            preview=preview,
-            hue=hue_of(view.info, view.state.by, [row.get(column) for column in view.state.by]),
-        )
-        for row, preview in zip(rows, previews, strict=True)
     )
 
 
@@ -320,8 +316,8 @@ class Scored:
     """A file of another package's scores."""
 
     name: str
-    highest: tuple[Sample, ...]
-    lowest: tuple[Sample, ...]
+    highest: Samples
+    lowest: Samples
     """The lowest score first."""
     samples: int
     """The number of samples with a score for the example."""
@@ -330,41 +326,34 @@ class Scored:
     three."""
 
 
-@dataclass(frozen=True)
-class ScoresPanel:
-    files: tuple[Scored, ...]
-    """The files about the page's query set. Without any, the panel is empty."""
-    kind: str = "none"
-    missing: str = ""
-
-
-def scores_panel(view: View) -> ScoresPanel:
+def scores_panel(view: View) -> list[Scored] | None:
+    """The files about the page's query set; None if there are none."""
     given = [own for own in beside_of(view.memory).scores if own.query_set == view.state.query_set]
     if not given:
-        return ScoresPanel(())
-    ours = _sums_by_sample(view)
-    files, kind, missing = list[Scored](), "none", ""
+        return None
+    ours, files = _sums_by_sample(view), list[Scored]()
     for own in given:
         values = own.values[:, view.state.row]
         known = np.flatnonzero(~np.isnan(values))
         order = known[np.argsort(-values[known], kind="stable")]
-        ends = [order[:SAMPLES], order[::-1][: min(SAMPLES, max(0, len(order) - SAMPLES))]]
-        rows = [
-            {"sample": int(own.samples[place]), "dataset": own.dataset, "value": float(values[place])}
-            for place in np.concatenate(ends).tolist()
-        ]
-        previews = shown_of_slots(view, rows)
-        shown = samples_with_values(view, rows, previews)
+        highest, lowest = (
+            Samples(
+                view,
+                [
+                    {"sample": int(own.samples[place]), "dataset": own.dataset, "value": float(values[place])}
+                    for place in ends.tolist()
+                ],
+            )
+            for ends in (order[:SAMPLES], order[::-1][: min(SAMPLES, max(0, len(order) - SAMPLES))])
+        )
         pairs = [
             (value, ours[own.dataset, sample])
             for sample, value in zip(own.samples[known].tolist(), values[known].tolist(), strict=True)
             if (own.dataset, sample) in ours
         ]
         agreement = rank_correlation(*np.array(pairs).T) if len(pairs) > 2 else None
-        files.append(Scored(own.name, shown[: len(ends[0])], shown[len(ends[0]) :], len(known), agreement))
-        kind = previews.kind if kind == "none" else kind
-        missing = missing or previews.missing
-    return ScoresPanel(tuple(files), kind, missing)
+        files.append(Scored(own.name, highest, lowest, len(known), agreement))
+    return files
 
 
 def _sums_by_sample(view: View) -> dict[tuple[Any, Any], float]:

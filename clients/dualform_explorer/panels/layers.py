@@ -157,22 +157,22 @@ _MOST_CELLS = 1600
 @dataclass(frozen=True)
 class PlacesPanel:
     grid: tuple[int, int]
-    """Rows and columns; zeros if the layer has no places in a picture, or too many."""
-    sums: tuple[float, ...] = ()
+    """Rows and columns."""
+    sums: tuple[float, ...]
     """The sum of the scores of all slots that the filter keeps, row by row."""
-    token: int = 0
+    token: int
     """The current place."""
-    image: str = ""
-    exact: bool = False
+    image: str
+    exact: bool
     """Whether the box in the example is the patch itself."""
-    score: str = "dot"
+    score: str
 
 
-def places_panel(view: View) -> PlacesPanel:
-    """All places of the example in one question."""
+def places_panel(view: View) -> PlacesPanel | None:
+    """All places of the example in one question. None if the layer has no places in a picture, or too many."""
     tokens, places = view.tokens(view.state.layer), view.places
     if places is None or places.count != tokens or tokens > _MOST_CELLS:
-        return PlacesPanel((0, 0))
+        return None
     token = view.token(view.state.layer, tokens)
     score = "dot" if view.state.score == "contribution" else view.state.score
     sums = view.attention_by_place(view.state.layer, view.where_before, score)

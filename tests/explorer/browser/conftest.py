@@ -1,5 +1,5 @@
-"""Tests with a browser: one in each worker, for as long as its tests are those of this folder. Its loop runs beneath
-them, and tests of other folders run loops of their own.
+"""Tests with a browser: one in each worker, for as long as its tests are those of this folder, and one tab, which is
+emptied after each test. Its loop runs beneath them, and tests of other folders run loops of their own.
 """
 
 from __future__ import annotations
@@ -63,9 +63,26 @@ def new_context(watch: Watch, new_context: NewContext) -> NewContext:
     return watched
 
 
+@pytest.fixture(scope="package")
+def tab(browser: Browser, browser_context_args: dict[str, Any]) -> Iterator[Page]:
+    context = browser.new_context(**browser_context_args)
+    context.set_default_timeout(rounds(30_000, 600_000))
+    yield context.new_page()
+    context.close()
+
+
+EMPTIED = "() => { try { localStorage.clear(); sessionStorage.clear(); } catch { /* of a page without an origin */ } }"
+
+
 @pytest.fixture
-def page(new_context: NewContext) -> Page:
-    return new_context().new_page()
+def page(tab: Page, watch: Watch) -> Iterator[Page]:
+    tab.set_viewport_size({"width": 1280, "height": 720})
+    watch.over(tab.context)
+    yield tab
+    tab.mouse.move(0, 0)
+    tab.evaluate(EMPTIED)
+    tab.goto("about:blank")
+    watch.leave(tab.context)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,14 @@ from playwright.sync_api import Locator, Page, expect
 from dualform.methods import Answers
 from tests.explorer.served import Served, served
 
+SECTIONS = "data,layers,training,record"
+"""All that can be unfolded."""
 
-def address(item: str, layer: str = "4", **params: str) -> str:
-    """Of a page, beneath that of the server."""
+
+def address(item: str, layer: str = "4", open: str = "data", **params: str) -> str:
+    """Of a page, beneath that of the server. `open`: its sections that are unfolded."""
     more = "".join(f"&{name}={quote(value, safe=':,')}" for name, value in params.items())
-    return f"explore?item={item}&layer={layer}&by=dataset,label{more}&open=data,layers,training,record"
+    return f"explore?item={item}&layer={layer}&by=dataset,label{more}{open and f'&open={open}'}"
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import expect
@@ -19,18 +20,32 @@ from tests.explorer.browser.shown import address, panels, served_to, settle
 from tests.explorer.served import served
 
 
-class Slow(Answers):
-    """Answers as another one does, so many seconds later: about a layer, about rankings, or about what it holds."""
+class Held(Answers):
+    """Answers as another one does, once the gate of what is asked is open: of a layer, of rankings, or of what the
+    memory holds.
+    """
 
     def __init__(self, answers: Answers) -> None:
         self.answers, self.asked = answers, []
-        self.layers: dict[str, float] = {}
-        self.ranking = self.before = 0.0
+        self.gates = {
+            "0": threading.Event(),
+            "4": threading.Event(),
+            TopK: threading.Event(),
+            Inventory: threading.Event(),
+        }
+        self.open()
+
+    def open(self, *gates: object) -> None:
+        for gate in gates or self.gates:
+            self.gates[gate].set()
+
+    def shut(self, gate: object) -> None:
+        self.gates[gate].clear()
 
     def ask(self, question):
         self.asked.append(question)
-        time.sleep(self.before if isinstance(question, Inventory) else 0.0)
-        time.sleep(self.ranking if isinstance(question, TopK) else self.layers.get(getattr(question, "layer", ""), 0.0))
+        for gate in (type(question), getattr(question, "layer", "")):
+            assert gate not in self.gates or self.gates[gate].wait(60)
         return self.answers.ask(question)
 
     def rankings(self) -> int:
@@ -41,13 +56,15 @@ class Slow(Answers):
 
 
 @pytest.fixture
-def slow(folder) -> Slow:
-    return Slow(dualform.open(folder))
+def held(folder) -> Iterator[Held]:
+    found = Held(dualform.open(folder))
+    yield found
+    found.open()
 
 
 def test_a_copied_link_in_another_browser_shows_the_same(page, pages, new_context):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto(pages.url + address("shapes/3"))
+    page.goto(pages.url + address("shapes/3", open="data,training"))
     page.locator("#panel-filter .chip", has_text="noise <b>").click()
     settle(page)
     page.locator("#by-sample").click()
@@ -70,7 +87,7 @@ def test_a_copied_link_in_another_browser_shows_the_same(page, pages, new_contex
 
 
 def test_back_and_forward_show_what_was_there(page, pages):
-    page.goto(pages.url + address("shapes/3"))
+    page.goto(pages.url + address("shapes/3", open="layers"))
     settle(page)
     seen = [(page.url, panels(page))]
     for step in ("[data-layer='0']", "#panel-filter .chip:has-text('shapes')", "#after"):
@@ -86,11 +103,14 @@ def test_back_and_forward_show_what_was_there(page, pages):
             assert panels(page) == shown
 
 
-def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is_shown(page, pages, slow):
-    with served_to(page, {"run": lambda: slow}) as late:
-        page.goto(late.url + address("shapes/3"))
+def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is_shown(page, pages, held):
+    def at(item: str, layer: str = "4") -> str:
+        return address(item, layer, open="layers")
+
+    with served_to(page, {"run": lambda: held}) as late:
+        page.goto(late.url + at("shapes/3"))
         settle(page)
-        slow.before = 1.0
+        held.shut(Inventory)
         seen = page.evaluate_handle(
             """() => {
                 const seen = [], query = () => document.querySelector('#title-query').textContent;
@@ -102,8 +122,9 @@ def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is
         for _ in range(9):
             page.keyboard.press("j")
         page.keyboard.press("k")
+        held.open(Inventory)
         settle(page)
-        expect(page).to_have_url(late.url + address("shapes/11"))
+        expect(page).to_have_url(late.url + at("shapes/11"))
         shown = panels(page)
         assert set(seen.json_value()) <= {"Example shapes/3", "Example shapes/11"}  # and none between
         page.evaluate(
@@ -115,36 +136,42 @@ def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is
             }"""
         )
         settle(page)
-        expect(page).to_have_url(late.url + address("shapes/13", "2"))  # what a key adds to a click
+        expect(page).to_have_url(late.url + at("shapes/13", "2"))  # what a key adds to a click
         page.go_back()
         settle(page)
-        expect(page).to_have_url(late.url + address("shapes/11", "2"))
-    page.goto(pages.url + address("shapes/11"))
+        expect(page).to_have_url(late.url + at("shapes/11", "2"))
+    page.goto(pages.url + at("shapes/11"))
     settle(page)
     assert panels(page) == shown
 
 
-def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, pages, slow):
-    with served_to(page, {"run": lambda: slow}) as late:
-        slow.layers["0"] = 0.5
-        page.goto(late.url + address("shapes/3"))
+def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, pages, held):
+    here = address("shapes/3", open="layers")
+    with served_to(page, {"run": lambda: held}) as late:
+        held.shut("0")
+        page.goto(late.url + here.replace("open=layers", "open=record"))
         settle(page)
         # In one go: between two of Playwright's calls the first answer may have replaced the link.
-        page.evaluate(
-            """['0', '4'].forEach(own => document.querySelector(`[data-layer='${own}']`).dispatchEvent(
-                new MouseEvent("click", {bubbles: true, cancelable: true})))"""
-        )
+        with page.expect_event("requestfailed", lambda request: "layer=0" in request.url):  # it is given up
+            page.evaluate(
+                """there => there.forEach(own => {
+                    const link = Object.assign(document.createElement("a"), {href: own});
+                    document.querySelector("main").append(link);
+                    link.click();
+                })""",
+                [address("shapes/3", layer, open="layers") for layer in ("0", "4")],
+            )
+        held.open("0")
         settle(page)
+        expect(page).to_have_url(late.url + here)
         shown = panels(page)
-        page.wait_for_timeout(1500)  # in which what was asked before would have come
-        assert panels(page) == shown
-        expect(page).to_have_url(late.url + address("shapes/3"))
-    page.goto(pages.url + address("shapes/3"))
+    page.goto(pages.url + here)
     settle(page)
     assert panels(page) == shown
 
 
-def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder):
+def test_it_works_under_a_path_and_in_a_frame_of_another_page(new_context, folder):
+    page = new_context().new_page()  # in a tab that has shown a page of ours, a blank one has its policy
     with served_to(page, {"run": lambda: dualform.open(folder)}, root_path="/user/me/explorer") as under:
         own = f"{under.url}user/me/explorer/"
         around = f'<!doctype html><title>hub</title><iframe src="{own}" width="1200" height="800"></iframe>'
@@ -170,25 +197,27 @@ def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder):
 FOLDED = "explore?item=shapes/3&layer=4&by=dataset,label"
 
 
-def test_what_is_folded_asks_nothing_and_what_is_late_appears_by_itself_and_is_asked_once(page, slow):
-    with served_to(page, {"run": lambda: slow}, deadline=0.5) as pages:
+def test_what_is_folded_asks_nothing_and_what_is_late_appears_by_itself_and_is_asked_once(page, held):
+    with served_to(page, {"run": lambda: held}, deadline=0.5) as pages:
         page.goto(pages.url + FOLDED)
         expect(page.locator("#sentence")).to_be_visible()
         settle(page)
-        assert not slow.rankings()
+        assert not held.rankings()
         shown = page.locator("#panel-answer").inner_text()
-        slow.ranking = 1.0
+        held.shut(TopK)
         page.goto(f"{pages.url}{FOLDED}&open=data")
         expect(page.locator("#panel-slots")).to_have_attribute("data-failure", "late")
+        held.open(TopK)
         expect(page.locator("#slots .slot")).to_have_count(24)
-        assert slow.rankings() == 1
+        assert held.rankings() == 1
         for name in panels_in("data"):
             expect(page.locator(f"#panel-{name}")).to_be_attached()
         assert page.locator("#panel-answer").inner_text() == shown
-        slow.layers["4"] = 1.0
+        held.shut("4")
         page.goto(f"{pages.url}compare?a.item=shapes/3&b.item=shapes/3&b.at=20")
         expect(page.locator("#panel-compare")).to_have_attribute("data-failure", "late")
         expect(page.get_by_role("link", name="Look again")).to_be_visible()
+        held.open("4")
         expect(page.locator("#differences")).to_be_visible(timeout=20_000)
 
 
@@ -211,7 +240,7 @@ def test_a_filter_that_is_refused_is_named_once_and_the_page_stays(page, pages):
 
     def answers():
         every = panels(page).items()  # of which these have no filter: their answers stay, and their links lead to it
-        return {name: html for name, html in every if name not in ("panel-filter", "panel-query", "panel-timeline")}
+        return {name: html for name, html in every if name not in ("panel-filter", "panel-query")}
 
     before = answers()
     page.locator("#panel-filter summary").click()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from base64 import b64decode
 
 import numpy as np
 import pytest
@@ -17,23 +16,9 @@ from tests.explorer.recorded_gpt import VOCABULARY, tokens
 from tests.explorer.recorded_text import HOSTILE
 
 
-def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, study):
-    memory, layer, item = study.memory, study.layers[-1], f"{study.query_set}/3"
-    page.goto(study.url(item, k="500"))
-    settle(page)
-    query = memory.query_set(study.query_set, layer).queries[3].astype(np.float64)
-    scores = np.concatenate([own.astype(np.float64) @ query for own in np.array_split(memory.keys(layer), 64)])
-    best = np.lexsort((np.arange(len(scores)), -scores))[:500]
-    slots = page.locator("#slots .slot")
-    expect(slots).to_have_count(500)
-    assert slots.evaluate_all("all => all.map(own => Number(own.dataset.slot))") == best.tolist()
-    shown = numbers(page.locator("#slots .score data"))
-    assert np.array_equal(shown, scores[best].astype(np.float32).astype(np.float64))
-
-
 def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_shown(page, study):
     memory, (*others, layer), item = study.memory, study.layers, f"{study.query_set}/3"
-    page.goto(study.url(item))
+    page.goto(study.url(item, open="data,layers"))
     settle(page)
     sums = memory.group_sum(layer, item, by=("dataset", "label"))
     assert numbers(page.locator("#sums .sum data")) == sums.sums[0].tolist()
@@ -71,7 +56,7 @@ def corrected(study) -> int:
 
 def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_back_restores_all(page, study, corrected):
     memory, layer, item = study.memory, study.layers[-1], f"{study.query_set}/{corrected}"
-    page.goto(study.url(item))
+    page.goto(study.url(item, open="data,record"))
     settle(page)
     before = panels(page)
     expect(page.locator("#flips")).to_have_count(0)
@@ -99,7 +84,7 @@ def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_bac
     settle(page)
     expect(page.locator("#flips")).to_have_count(0)
     assert panels(page) == before
-    assert page.url == study.url(item)
+    assert page.url == study.url(item, open="data,record")
 
 
 class Clicks:
@@ -146,31 +131,8 @@ def test_a_first_time_user_finds_what_undoes_a_misclassification_and_why_it_was_
     expect(page.locator("#flips")).to_have_text(f"prediction changes {read} → {label}")
 
 
-def test_thumbnails_are_the_images_of_their_slots(page, study):
-    memory = study.memory
-    page.goto(study.url(f"{study.query_set}/3", k="60"))
-    settle(page)
-    slots = page.locator("#slots .slot").evaluate_all(
-        """all => all.map(own => ({slot: Number(own.dataset.slot), image: own.querySelector('img').src,
-            wide: own.querySelector('img').naturalWidth, says: own.querySelector('img').alt}))"""
-    )
-    rows = memory.slots([own["slot"] for own in slots], "sample").records()
-    assert len(slots) == 60
-    for own, row in zip(slots, rows, strict=True):
-        (preview,) = memory.previews([row["sample"]], row["dataset"])
-        assert b64decode(own["image"].partition("base64,")[2]) == preview.image
-        assert own["wide"] == study.side  # it was painted
-        assert own["says"] == f"sample {row['sample']} of {row['dataset']}"
-    (example,) = memory.previews([3], query_set=study.query_set)
-    image = page.locator("figure.query img").get_attribute("src")
-    assert b64decode(image.partition("base64,")[2]) == example.image
-
-
 def test_a_script_in_a_training_text_stays_text(page, text_pages):
-    page.goto(
-        text_pages.url
-        + "explore?item=held/0&token=0&layer=3&by=sample&k=500&as=samples&open=data,layers,training,record"
-    )
+    page.goto(text_pages.url + "explore?item=held/0&token=0&layer=3&by=sample&k=500&as=samples&open=data")
     settle(page)
     title = page.title()
     hostile = page.locator("#slots .slot[data-sample='0'] .passage")

@@ -140,7 +140,7 @@ def test_the_ribbon_is_as_wide_as_its_shares_and_its_layers_are_links(page, page
 
 
 def test_charts_over_time_follow_the_slider_and_figures_are_saved_with_their_question(page, pages):
-    page.goto(pages.url + address("shapes/22"))
+    page.goto(pages.url + address("shapes/22", open="training"))
     settle(page)
     page.locator("#panel-timeline details.publish summary").click()
     drawn = saved_figure(page, "timeline")
@@ -155,16 +155,16 @@ def test_charts_over_time_follow_the_slider_and_figures_are_saved_with_their_que
     expect(first).to_contain_text("at step 60")
     page.locator("#at").evaluate("own => { own.value = 0; own.dispatchEvent(new Event('input', {bubbles: true})); }")
     expect(first).to_contain_text("at step 0")
-    expect(page).to_have_url(pages.url + address("shapes/22"))
+    expect(page).to_have_url(pages.url + address("shapes/22", open="training"))
     chart = page.locator("#timeline svg").first
     chart.click(position={"x": chart.bounding_box()["width"] / 2, "y": 20})
     settle(page)
-    expect(page).to_have_url(pages.url + address("shapes/22", at="30"))
+    expect(page).to_have_url(pages.url + address("shapes/22", at="30", open="training"))
     expect(first).to_contain_text("at step 30")
 
 
 def test_the_answers_table_is_a_figure_and_a_part_alone_that_prints_on_one_page(page, pages):
-    page.goto(pages.url + address("shapes/22"))
+    page.goto(pages.url + address("shapes/22", open=""))
     settle(page)
     page.get_by_role("region", name="Answer").get_by_text("Export").click()
     drawn = saved_figure(page, "answer")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from playwright.sync_api import BrowserContext, Route
+from playwright.sync_api import BrowserContext, ConsoleMessage, Route, WebError
 
 
 @dataclass
@@ -22,8 +22,20 @@ class Watch:
 
     def over(self, context: BrowserContext) -> None:
         context.route(lambda url: urlsplit(url).hostname != "127.0.0.1", self._abort)
-        context.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
-        context.on("weberror", lambda error: self.complaints.append(str(error.error)))
+        context.on("console", self._said)
+        context.on("weberror", self._raised)
+
+    def leave(self, context: BrowserContext) -> None:
+        context.unroute_all()
+        context.remove_listener("console", self._said)
+        context.remove_listener("weberror", self._raised)
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _raised(self, error: WebError) -> None:
+        self.complaints.append(str(error.error))
 
     def _abort(self, route: Route) -> None:
         self.elsewhere.append(route.request.url)
