@@ -223,8 +223,9 @@ def _resumed(view: View, run: int) -> Mark | None:
 
 def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping[str, NDArray[Any]]:
     """A run's state dict as it was stored; empty where its training was cut off before its end."""
-    held = view.cache.get(("weights of a run", run, which), lambda: _Arrays(view.snapshot.runs[run], which))
-    return held.arrays
+    of_run = view.snapshot.runs[run]
+    made = of_run.initial if which == "initial" else of_run.final
+    return view.cache.get(("weights of a run", run, which), lambda: made() or {})
 
 
 def _buffers(run: Snapshot, block: Parameter) -> dict[str, str | None]:
@@ -236,9 +237,3 @@ def _buffers(run: Snapshot, block: Parameter) -> dict[str, str | None]:
     return {
         kind: checksum(held[kind].tobytes()) if kind in held else None for kind in (*rule.buffers, *rule.statistics)
     }
-
-
-class _Arrays:
-    def __init__(self, run: Snapshot, which: Literal["initial", "final"]) -> None:
-        self.arrays: Mapping[str, NDArray[Any]] = (run.initial() if which == "initial" else run.final()) or {}
-        self.nbytes = sum(array.nbytes for array in self.arrays.values())

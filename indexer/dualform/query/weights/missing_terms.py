@@ -91,10 +91,7 @@ def deletion_note(view: View, layer: Layer, at_step: int) -> str:
 
 def _number(view: View, layer: Layer) -> int:
     """How many slots were deleted of a layer and of those that it shares a parameter with."""
-    own = {block.block_name for block in layer.stored.parameters}
-    holders = [layer.stored] if not own else view.snapshot.layers.values()
-    sharing = [other for other in holders if not own or not own.isdisjoint(b.block_name for b in other.parameters)]
-    return sum(other.deleted for other in sharing)
+    return sum(other.deleted for other in view.holders(layer.stored.parameters) or [layer.stored])
 
 
 def _sums(view: View, block: Parameter, stop: int) -> Iterator[tuple[DeletedPart, BlockSum]]:
@@ -141,10 +138,7 @@ def sampled_note(view: View, layer: Layer) -> str:
 
 def _spaces(view: View, layer: Layer) -> list[str]:
     """Of the layer, and of those that hold one of its blocks."""
-    own = {block.block_name for block in layer.stored.parameters}
-    holders = view.snapshot.layers.values()
-    sharing = [o.space for o in holders if not own.isdisjoint(b.block_name for b in o.parameters)]
-    return list(dict.fromkeys([layer.space, *sharing]))
+    return list(dict.fromkeys([layer.space, *(other.space for other in view.holders(layer.stored.parameters))]))
 
 
 def why_scores_only(view: View, layer: Layer, at_step: int | None = None) -> str:

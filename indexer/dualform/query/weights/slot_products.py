@@ -459,9 +459,8 @@ def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
             hint=remedy.hint,
             field=remedy.field,
         )
-    own = {block.block_name for block in layer.weights}
-    for other in view.snapshot.layers.values():
-        if other.name != layer.name and not own.isdisjoint(block.block_name for block in other.parameters):
+    for other in view.holders(layer.weights):
+        if other.name != layer.name:
             raise WithoutValues(
                 f"Contributions of single slots are not defined for layer {layer.name!r}: it shares a parameter with "
                 f"layer {other.name!r}, whose slots are others.",
