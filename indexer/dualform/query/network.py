@@ -38,12 +38,10 @@ from dualform.store.layer import Layer, Parameter, whole
 
 def output(resolved: Resolved[Output], check: Check) -> Outputs:
     """The layer's outputs when only the selected slots count, weighed by the kernel that was asked for."""
-    question, view, layer, effective = resolved.question, resolved.view, resolved.layer, None
+    question, layer, effective = resolved.question, resolved.layer, None
     match question.kernel:
         case "softmax":
-            weighed = softmax(view, layer, resolved.selection, question, resolved.queries, check)
-            values, effective = weighed.values, weighed.effective_slots
-            status, unrecorded_change = weighed.status, weighed.unrecorded_change
+            values, status, unrecorded_change, effective = softmax(resolved, check)
         case "linear":
             values, status, unrecorded_change = _linear(resolved, check)
         case other:

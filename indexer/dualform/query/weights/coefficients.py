@@ -80,9 +80,6 @@ def _rounded(rule: UpdateRule, dtype: str) -> UpdateRule:
     return HalfPrecisionRule(rule, dtype) if dtype and isinstance(rule, RoundedRule) else rule
 
 
-__all__ = ["Coefficients", "coefficients", "updates"]
-
-
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *, factors: bool = True) -> Coefficients:
     """Coefficients of a recorded block, by its name, once `at_step` recorded steps were taken; None for all.
 
