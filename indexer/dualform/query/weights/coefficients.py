@@ -112,11 +112,12 @@ def _block_named(memory: Snapshot, name: str) -> Parameter:
     return known[name]
 
 
-def updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:
-    """The updates of a parameter at the steps before `stop`, in order."""
+def updates(memory: Snapshot, parameter: str, at_step: int | None = None) -> list[Update]:
+    """The updates of a parameter, in order, once `at_step` recorded steps were taken; None for all."""
     log = _LOGS.get(memory)
     if log is None:
         log = _LOGS[memory] = _Log(memory)
+    stop = memory.steps if at_step is None else at_step
     return [update for update in log.of(parameter) if update.last_step < stop]
 
 

@@ -56,7 +56,7 @@ from dualform.query.weights.reconstruction import (
     require,
 )
 from dualform.query.weights.slot_gradients import Holder, SlotGradients, rounding_gradients
-from dualform.query.weights.slot_products import block_size
+from dualform.query.weights.slot_products import block_size, used_steps
 from dualform.query.weights.trajectory import every_slot, holders_of, no_slot, start_of
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution, Distribution, GroupSum, TopK
@@ -138,7 +138,7 @@ def factors_of(
     """F of all updates of a block, as it is stored, the last one first: of all slots of those who hold it. Kept where
     there is room; else the updates are run in stretches, from the states that a first run left of the whole.
     """
-    every = updates(view.snapshot, block.block_name, _stop(view, at_step))
+    every = updates(view.snapshot, block.block_name, at_step)
     rules, whole = BlockRules(view.snapshot, block), State(*start_of(view, block))
     gradients = SlotGradients(view, holders, whole.weight.shape)
 
@@ -282,7 +282,7 @@ def _shares(
     shared = [State(np.zeros(shape), {kind: np.zeros(shape) for kind in held}) for _ in range(groups)]
     gradients = SlotGradients(view, holders, shape)
     with np.errstate(all="ignore"):  # as where eps is 0: what is not finite stays so in the answer
-        for update in updates(view.snapshot, block.block_name, _stop(view, at_step)):
+        for update in updates(view.snapshot, block.block_name, at_step):
             rule, parts = rules.at(update.last_step), np.zeros((groups, *shape))
             for group, part in gradients.of_groups(update.first_step, update.last_step, numbers, groups, check).items():
                 parts[group] = part
@@ -376,11 +376,8 @@ class SlotShares:
     ) -> SlotShares:
         """Raises Inexact as `require` says, and EmptyMask where no update before `at_step` used a slot's gradient."""
         status = require(view, layer.stored, at_step, allow_inexact, check)
-        used = np.zeros(view.snapshot.steps, dtype=bool)
-        for block in layer.stored.weights:
-            for update in updates(view.snapshot, block.block_name, _stop(view, at_step)):
-                used[update.first_step : update.last_step + 1] = True
-        stays = selection.stays & used[view.slot_steps(layer)]
+        used = [used_steps(view, block.block_name, at_step) for block in layer.stored.weights]
+        stays = selection.stays & np.any(used, axis=0)[view.slot_steps(layer)]
         if not stays.any():
             raise EmptyMask(
                 f"No update before step {at_step} used the gradient of a slot that where keeps.",
@@ -459,7 +456,7 @@ class SlotShares:
             return (array.T if block.transposed else array)[of_view] if array.ndim else array
 
         whole = State(own(weight), {kind: own(array) for kind, array in buffers.items()})
-        every = updates(view.snapshot, block.block_name, _stop(view, self.at_step))
+        every = updates(view.snapshot, block.block_name, self.at_step)
         made = _made(
             BlockRules(view.snapshot, block), whole, lambda own: self._gradient(block, rows, own, check), [every], check
         )
@@ -515,7 +512,3 @@ def every_share(
     for first in range(start, stop, BATCH):
         part = slice(first, min(first + BATCH, stop))
         yield from shares.along(queries[part], directions[part], outputs, check)
-
-
-def _stop(view: View, at_step: int | None) -> int:
-    return view.snapshot.steps if at_step is None else at_step

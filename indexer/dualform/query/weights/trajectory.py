@@ -102,8 +102,7 @@ def _run(
     states = _States(rules.first.buffers, *start_of(view, block))
     gradients = SlotGradients(view, holders, states.whole.weight.shape)
     alone = rounding_gradients(view, block.block_name)
-    stop = view.snapshot.steps if at_step is None else at_step
-    for update in updates(view.snapshot, block.block_name, stop):
+    for update in updates(view.snapshot, block.block_name, at_step):
         rule = rules.at(update.last_step)
         half = rule.half if isinstance(rule, HalfPrecisionRule) else None
         whole, remaining = gradients.of(update.first_step, update.last_step, half, check)
