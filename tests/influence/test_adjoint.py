@@ -760,12 +760,12 @@ def test_kept_rows_name_the_stored_example_that_a_query_is(tmp_path):
     queries = torch.stack([held[3], x[0], held[0], held[0] + 0.01])
     keep(adjoint, "a", queries)
     keep(retrain, "a", queries, without=[[1]])
-    keep(adjoint, "of all", held[:2], lambda outputs, targets: outputs.square().sum())
+    keep(adjoint, "of-all", held[:2], lambda outputs, targets: outputs.square().sum())
     with dualform.open(tmp_path / "run") as memory:
         for table in ("adjoints", "retrainings"):
             found = memory.sql(f"SELECT DISTINCT query, example FROM {table} WHERE name = 'a' ORDER BY query")
             assert found["example"].tolist() == ["held/3", None, "held/0", None]
-        whole = memory.sql("SELECT DISTINCT query, example FROM adjoints WHERE name = 'of all'")
+        whole = memory.sql("SELECT DISTINCT query, example FROM adjoints WHERE name = 'of-all'")
         assert whole["example"].tolist() == [None]
 
 
