@@ -348,16 +348,6 @@ class Once(torch.autograd.Function):
         return gradient * (1 - x.tanh() ** 2)
 
 
-class Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return -gradient
-
-
 class Through(nn.Module):
     def __init__(self, between):
         super().__init__()
@@ -378,17 +368,6 @@ def checkpointed(x):
 
 def gated(x):
     return torch.tanh(x) * torch.sigmoid(x.detach())
-
-
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = mlp()
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x):
-        self.count += 1
-        return self.body(x) / self.count
 
 
 class Remembering(nn.Module):
@@ -413,13 +392,11 @@ class Renormed(nn.Module):
 
 REFUSED = {
     "a backward that is differentiated once": ({"model": lambda: Through(Once.apply)}, "Second derivatives"),
-    "a reversed gradient": ({"model": lambda: Through(Reversed.apply)}, "Second derivatives|explain"),
     "a detached gate": ({"model": lambda: Through(gated)}, "Second derivatives"),
     "an embedding with max_norm": (
         {"model": Renormed, "inputs": tokens, "optimizer": lambda net: torch.optim.SGD(net.parameters(), lr=1.0)},
         "Second derivatives|explain|from one pass",
     ),
-    "a buffer that counts": ({"model": Counting}, "count"),
     "something kept between passes": (
         {"model": Remembering, "steps": STEPS},
         "from one pass to the next|gets other inputs|other rows",
@@ -443,23 +420,14 @@ REFUSED = {
     ),
     "rows that see the row before": ({"model": lambda: Through(shifted)}, "other rows of the batch"),
     "reentrant checkpoints": ({"model": lambda: Through(checkpointed)}, "without activation checkpointing"),
-    "batch normalization of noise": (
-        {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False)), "keep_random": True, "noise": True},
-        "other rows of the batch",
-    ),
     "batch normalization": (
         {"model": lambda: normalized(nn.BatchNorm1d(6))},
         "as batch normalization does",
     ),
-    "clipped numbers": ({"between": lambda net: nn.utils.clip_grad_value_(net.parameters(), 0.01)}, "explain its grad"),
     "an optimizer without adjoint": ({"optimizer": lambda net: torch.optim.RMSprop(net.parameters())}, "RMSprop"),
     "AMSGrad": ({"optimizer": adam(amsgrad=True)}, "amsgrad"),
     "clipped by layer": (
         {"between": lambda net: [nn.utils.clip_grad_norm_(own.parameters(), 0.05) for own in (net[0], net[2])]},
-        "differently",
-    ),
-    "scaled at random": (
-        {"between": lambda net: [own.grad.mul_(0.5 + 0.1 * float(own.grad.norm())) for own in net[:1].parameters()]},
         "differently",
     ),
     "unknown settings": (
@@ -537,12 +505,13 @@ def test_a_record_without_samples_is_refused(tmp_path):
         adjoint(tmp_path / "run", net, (torch.ones(2, 5), torch.zeros(2).long()), per_row, lambda step, samples: None)
 
 
-def test_sums_by_what_is_said_of_samples(tmp_path):
-    training = Training(twice=True)
+def test_sums_and_the_table_are_of_the_samples_of_each_dataset(tmp_path):
+    training = Training(datasets=True, twice=True)
     found = training.adjoint(tmp_path / "run")
     assert found.seen.sum() == 2 * ROWS * STEPS
-    assert found.samples.tolist() == sorted(found.samples.tolist())
-    labels = training.targets.numpy()[found.samples]
+    datasets = found.columns["dataset"].tolist()
+    assert [*zip(datasets, found.samples, strict=True)] == sorted(zip(datasets, found.samples, strict=True))
+    labels = training.targets.numpy()[2 * found.samples + (found.columns["dataset"] == "b")]
     assert found.columns["label"].tolist() == labels.tolist()
     sums = found.sums("label")
     assert sums.groups == ((0,), (1,), (2,))
@@ -552,10 +521,6 @@ def test_sums_by_what_is_said_of_samples(tmp_path):
         assert np.allclose(sums.sums[:, label], found.without(labels == label))
     with pytest.raises(NotFound, match="'row'"):
         found.sums("row")
-
-
-def test_the_table_has_a_row_for_each_query_and_sample_of_each_dataset(tmp_path):
-    found = Training(datasets=True).adjoint(tmp_path / "run")
     table = found.table()
     assert table["value"].tolist() == found.values.ravel().tolist()
     assert table["sample"].tolist() == found.samples.tolist() * 4
@@ -788,18 +753,20 @@ def test_kept_rows_name_the_stored_example_that_a_query_is(tmp_path):
     def each(outputs, targets):
         return outputs.square().sum(1)
 
-    def asked(call, queries, loss=each, **options):
+    def keep(call, name, queries, loss=each, **options):
         given = tmp_path / "run", model, (queries, torch.zeros(len(queries))), loss, lambda step, rows: (x[rows], rows)
-        call(*given, each, name="kept", **options)
-        table = "retrainings" if call is retrain else "adjoints"
-        with dualform.open(tmp_path / "run") as memory:
-            rows = memory.sql(f"SELECT DISTINCT query, example FROM {table} ORDER BY query").records()
-        return [row["example"] for row in rows]
+        call(*given, each, name=name, **options)
 
     queries = torch.stack([held[3], x[0], held[0], held[0] + 0.01])
-    assert asked(adjoint, queries) == ["held/3", None, "held/0", None]
-    assert asked(retrain, queries, without=[[1]]) == ["held/3", None, "held/0", None]
-    assert asked(adjoint, held[:2], lambda outputs, targets: outputs.square().sum()) == [None]
+    keep(adjoint, "a", queries)
+    keep(retrain, "a", queries, without=[[1]])
+    keep(adjoint, "of-all", held[:2], lambda outputs, targets: outputs.square().sum())
+    with dualform.open(tmp_path / "run") as memory:
+        for table in ("adjoints", "retrainings"):
+            found = memory.sql(f"SELECT DISTINCT query, example FROM {table} WHERE name = 'a' ORDER BY query")
+            assert found["example"].tolist() == ["held/3", None, "held/0", None]
+        whole = memory.sql("SELECT DISTINCT query, example FROM adjoints WHERE name = 'of-all'")
+        assert whole["example"].tolist() == [None]
 
 
 def test_rows_are_kept_together_and_without_a_dataset_they_are_found(tmp_path, monkeypatch):
@@ -827,14 +794,13 @@ def test_rows_are_kept_together_and_without_a_dataset_they_are_found(tmp_path, m
         with dualform.open(tmp_path / "run") as memory:
             return memory.sql(question)
 
-    rows = kept()
-    assert rows["change"].tolist() == first.changes[:, 0].tolist()
-    assert np.allclose(rows["predicted"], predicted.values[0, :2])
     with monkeypatch.context() as broken:
         broken.setattr(Manifest, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(OSError, match="full"):
             dualform.retrain(tmp_path / "run", *arguments, without=[[2], [3]], name="kept")
-    assert kept()["change"].tolist() == first.changes[:, 0].tolist()
+    rows = kept()
+    assert rows["change"].tolist() == first.changes[:, 0].tolist()
+    assert np.allclose(rows["predicted"], predicted.values[0, :2])
     second = dualform.retrain(tmp_path / "run", *arguments, without=[[2], [3]], name="kept")
     assert kept()["change"].tolist() == second.changes[:, 0].tolist()
     assert len(list((tmp_path / "run" / "attributions").iterdir())) <= 5  # two of the one that was cut off
@@ -864,8 +830,6 @@ def test_kept_rows_that_were_damaged_are_an_error_and_go_with_deleted_samples(tm
 
 
 def test_agreement_with_retrainings(tmp_path):
-    from scipy.stats import spearmanr
-
     training = Training(optimizer=sgd(lr=0.05))
     found = training.adjoint(tmp_path / "run")
     retrained = retrain(
@@ -874,7 +838,8 @@ def test_agreement_with_retrainings(tmp_path):
     assert retrained.sets.sum(axis=1).tolist() == [1] * 12
     agreement = found.agreement(retrained)
     predicted = np.array([found.without(own) for own in retrained.sets])
-    each = [spearmanr(predicted[:, query], retrained.changes[:, query])[0] for query in range(4)]
+    ranks = [own.argsort(axis=0).argsort(axis=0) for own in (predicted, retrained.changes)]  # no two are equal
+    each = [np.corrcoef(*(own[:, query] for own in ranks))[0, 1] for query in range(4)]
     assert agreement.correlation == pytest.approx(np.mean(each))
     assert agreement.low <= agreement.correlation <= agreement.high
     assert agreement.correlation > 0.9

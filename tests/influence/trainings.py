@@ -100,15 +100,6 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.words(x))[0][:, -1])
 
 
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.gru, self.head = nn.Embedding(12, 6), nn.GRU(6, 5, batch_first=True), nn.Linear(5, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gru(self.words(x))[0][:, -1])
-
-
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +138,6 @@ MOMENTUM = sgd(lr=0.05, momentum=0.8)
 KINDS = {
     "linear layers": Training(perceptron, numbers((6,)), MOMENTUM),
     "LSTM and embedding": Training(Recurrent, words, MOMENTUM),
-    "GRU and embedding": Training(Gated, words, MOMENTUM),
     "convolution in groups": Training(convolution, numbers((4, 3, 3)), MOMENTUM),
     "attention": Training(Attention, words, MOMENTUM),
     "a tied weight": Training(Tied, words, MOMENTUM),

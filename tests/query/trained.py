@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.query.engine import Engine
-from dualform.query.weights.trajectory import build
-from dualform.query.where import mask
+from dualform.query.weights.trajectory import build, every_slot
 from tests.record.listed import batches, small_net
 
 STEPS, WHEN = 40, 20
@@ -31,13 +30,7 @@ class Trained:
         """How far the record alone is from the live weights, relative to how far they moved: by a pass in NumPy."""
         view = self.engine._view
         names = [parameter.name for parameter in view.snapshot.layer(layer).parameters]
-        own = build(
-            view,
-            view.snapshot.layer(layer),
-            mask.selection(view, view.snapshot.layer(layer), None),
-            at_step,
-            lambda: None,
-        )
+        own = build(view, view.snapshot.layer(layer), every_slot(view), at_step, lambda: None)
         now, first = self.history[at_step], self.history[0]
         error = np.sqrt(sum(np.square(now[n].double().numpy() - own[n]).sum() for n in names))
         way = np.sqrt(sum(np.square((now[n] - first[n]).double().numpy()).sum() for n in names))

@@ -35,7 +35,7 @@ from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.previews.preview_set import PreviewSet
 from dualform.store.reading.opening import form_of_file
-from dualform.store.reading.shard_tables import TABLE as SAMPLES, Samples
+from dualform.store.reading.shard_tables import TABLE as SAMPLES
 from dualform.store.reading.snapshot import Snapshot
 from dualform.store.sources import FORMATS
 from dualform.store.tables import arrow_type
@@ -107,7 +107,7 @@ def share_of_others(memory: Snapshot, layer: Layer) -> float | None:
         return None
     inputs = of_entry[::per_row] // per_row
     datapoints = space.spread(np.arange(space.samples.count))[entries.slots_of(np.arange(0, entries.count, per_row))]
-    samples = _samples(space.samples)[datapoints]
+    samples = space.samples.numbers()[1][datapoints]
     known = samples >= 0
     first_datapoint = np.full(space.samples.count, space.samples.count)
     np.minimum.at(first_datapoint, samples[known], datapoints[known])
@@ -117,13 +117,6 @@ def share_of_others(memory: Snapshot, layer: Layer) -> float | None:
     if not again.any():
         return None if new.all() else 0.0
     return float(new[again].mean())
-
-
-def _samples(samples: Samples) -> NDArray[np.int64]:
-    """int64[D]: each datapoint's sample, numbered from 0; -1 where nothing was said."""
-    number = dict[tuple[str | None, int], int]()
-    said = zip(samples.column("dataset").to_pylist(), samples.column("sample").to_pylist(), strict=True)
-    return np.array([-1 if one[1] is None else number.setdefault(one, len(number)) for one in said], dtype=np.int64)
 
 
 _GOES_ON = frozenset(

@@ -32,9 +32,9 @@ from dualform.influence.blocks import BlockUpdate, FollowedBlock, SlotWindow, al
 from dualform.influence.scores import AdjointScores, BlockScores, Row
 from dualform.query.engine import CACHE_BYTES
 from dualform.query.groups import check_spaces, group_entries, joined_keys
+from dualform.query.network import other_parameters_as_of
 from dualform.query.score import backends
 from dualform.query.view import Check, View, never
-from dualform.query.weights.parameters import other_parameters_as_of
 from dualform.query.weights.reconstruction import require
 from dualform.query.where import mask
 from dualform.questions.arguments import as_by

@@ -24,51 +24,41 @@ Shapes: D datapoints, S samples, n rows of a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from os import PathLike
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from dualform.errors import Inexact
-from dualform.influence.blocks import SlotWindow
-from dualform.query.view import View
-from dualform.record.discovery.layers import taps_of_recorded
-from dualform.record.examples import SignalTaker, all_trained, signal_rows, tapped_with
-from dualform.record.taps import Tap
-from dualform.rules import Settings
-
-if TYPE_CHECKING:
-    pass
-from collections.abc import Callable, Iterable
-from functools import cached_property
-from os import PathLike
-from typing import TypeAlias
-
-import pyarrow as pa
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 from dualform.answers.influence import marked
-from dualform.errors import BadInput
+from dualform.errors import BadInput, Inexact
+from dualform.influence.blocks import SlotWindow
 from dualform.query.engine import CACHE_BYTES
 from dualform.query.score import backends
-from dualform.query.view import Check, never
+from dualform.query.view import Check, View, never
 from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
 from dualform.record.batches import random_states_as
-from dualform.record.examples import Loss, at_weights, tensors
+from dualform.record.discovery.layers import taps_of_recorded
+from dualform.record.examples import Loss, SignalTaker, all_trained, at_weights, signal_rows, tapped_with, tensors
 from dualform.record.query_sets import Arguments, Inputs, converted, copied, device_of, evaluating, uncompiled
 from dualform.record.ranks import whole_model
 from dualform.record.session import refuse_recorded
-from dualform.rules import Update as StoredUpdate
+from dualform.record.taps import Tap
+from dualform.rules import Settings, Update as StoredUpdate
 from dualform.store.maintenance import attributions
 from dualform.store.reading.runs import opened
 from dualform.store.reading.shard_tables import Samples, as_numpy
@@ -470,7 +460,13 @@ class RecordedTraining:
         self._fixed = tensors(initial, self.model)
         columns = view.snapshot.space(next(iter(view.snapshot.spaces))).samples
         self._steps = np.asarray(columns.column("step"), dtype=np.int64)
-        first, self._codes = _samples(columns)
+        if columns.column("sample").null_count or columns.column("row").null_count:
+            raise Inexact(
+                "Some slots have no sample.",
+                hint="Record with sample= in each step, as recorder.step(sample=index).",
+                field="path",
+            )
+        first, self._codes = columns.numbers()
         self._numbers = np.asarray(columns.column("sample"), dtype=np.int64)
         self.samples, self.seen = self._numbers[first], np.bincount(self._codes)
         """int64[S]: the number of each sample, and how many rows are of it."""
@@ -484,7 +480,6 @@ class RecordedTraining:
         self.drift = 0.0
         """How far the rerun ended from the recorded weights, of the distance that training moved them."""
         self._ratio = Ratio()
-        self._random_states = _RandomStates(view)
 
     def marked(self, samples: Any) -> NDArray[np.bool_]:
         """bool[S]: samples by number, as bool[S], or by an SQL condition over their columns.
@@ -701,27 +696,17 @@ class RecordedTraining:
         Random numbers are drawn as they were then, if that is known.
         """
         numbers = self._numbers[self._datapoints(step)]
-        with random_states_as(self._random_states.of(step), self.model):
-            return self._drawn(given, step, numbers, rows, kind)
-
-    def _drawn(
-        self,
-        given: Mapping[str, Tensor],
-        step: int,
-        numbers: NDArray[np.int64],
-        rows: Tensor | None,
-        kind: torch.dtype | None,
-    ) -> Tensor:
-        inputs, targets = pair(self._batches(step, numbers.copy()), "batches")
-        arguments, labels = (Arguments(own, 0, self._device) for own in (inputs, [targets]))
-        if {arguments.examples, labels.examples} != {len(numbers)}:
-            raise BadInput(
-                f"batches returned {arguments.examples} rows and {labels.examples} targets for step {step}, which has "
-                f"{len(numbers)} rows.",
-                hint="Return one row for each of `samples`, in their order.",
-                field="batches",
-            )
-        losses = self.passed(given, arguments, labels, self._loss, rows, training=True, kind=kind)
+        with random_states_as(_random_states(self._view, step), self.model):
+            inputs, targets = pair(self._batches(step, numbers.copy()), "batches")
+            arguments, labels = (Arguments(own, 0, self._device) for own in (inputs, [targets]))
+            if {arguments.examples, labels.examples} != {len(numbers)}:
+                raise BadInput(
+                    f"batches returned {arguments.examples} rows and {labels.examples} targets for step {step}, which "
+                    f"has {len(numbers)} rows.",
+                    hint="Return one row for each of `samples`, in their order.",
+                    field="batches",
+                )
+            losses = self.passed(given, arguments, labels, self._loss, rows, training=True, kind=kind)
         if losses.shape != (len(numbers),):
             raise BadInput(
                 f"train_loss must return one number for each of {len(numbers)} rows, not {list(losses.shape)}.",
@@ -946,36 +931,13 @@ def _require_whole(view: View) -> None:
             raise Inexact(f"This training cannot be run once more: {reason}.", field="path")
 
 
-class _RandomStates:
-    """Of the generators at the beginning of each step; none where they were not stored."""
-
-    def __init__(self, view: View) -> None:
-        there = "random_states" in view.snapshot.manifest.tables()
-        self._table = view.snapshot.table("random_states") if there else None
-        self._steps = np.asarray([] if self._table is None else self._table["step"], dtype=np.int64)
-
-    def of(self, step: int) -> dict[str, bytes]:
-        """By device."""
-        if self._table is None:
-            return {}
-        rows = np.flatnonzero(self._steps == step)
-        return {self._table["device"][row].as_py(): self._table["state"][row].as_py() for row in rows.tolist()}
-
-
-def _samples(columns: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """int64[S]: a datapoint of each sample, by dataset and number; and int64[D]: which sample each datapoint is of."""
-    if columns.column("sample").null_count or columns.column("row").null_count:
-        raise Inexact(
-            "Some slots have no sample.",
-            hint="Record with sample= in each step, as recorder.step(sample=index).",
-            field="path",
-        )
-    encoded = columns.column("dataset").combine_chunks().dictionary_encode()
-    order = np.argsort(np.argsort(encoded.dictionary.to_pylist()))
-    datasets = np.append(order, -1)[np.asarray(encoded.indices.fill_null(-1), dtype=np.int64)]
-    pairs = np.stack([datasets, np.asarray(columns.column("sample"), dtype=np.int64)])
-    _, first, codes = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
-    return first, codes.reshape(-1)
+def _random_states(view: View, step: int) -> dict[str, bytes]:
+    """Of the generators at the beginning of a step, by device; empty where they were not stored."""
+    if "random_states" not in view.snapshot.manifest.tables():
+        return {}
+    table = view.snapshot.table("random_states")
+    own = table.filter(pc.equal(table["step"], step))
+    return dict(zip(own["device"].to_pylist(), own["state"].to_pylist(), strict=True))
 
 
 def _columns(columns: Samples, first: NDArray[np.int64], codes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:

@@ -202,20 +202,13 @@ def of_gradients(view: View, question: GradientTopK | GradientSum, examples: Exa
 def of_weights(view: View, layer: Layer | None = None) -> int:
     """Of weights under a mask: all layers', or one's, with the layers that hold a parameter of it."""
     memory = view.snapshot
-    asked = list(memory.layers.values()) if layer is None else [layer.stored, *_tied(memory.layers.values(), layer)]
+    asked = [*memory.layers.values()] if layer is None else view.holders(layer.stored.parameters) or [layer.stored]
     shapes = [own.d_out * (own.d_in + 1) for own in asked]
     entries = max((memory.count(own.space) for own in asked), default=0)
     # The model's own files are read whole, whichever layer is asked for, and one of them is in hand twice meanwhile.
     files = [mark.bytes for name, mark in memory.manifest.files.items() if name.startswith(WEIGHTS)]
     read = sum(files) + max(files, default=0)
     return _blocks(asked, memory) + read + 8 * (_COLUMNS * entries + _STATES * max(shapes, default=0) + 3 * sum(shapes))
-
-
-def _tied(layers: Iterable[Layer], layer: Layer) -> list[Layer]:
-    """The other layers that hold a parameter of this one's."""
-    own = {block.name for block in layer.stored.parameters}
-    others = [other for other in layers if other.name != layer.stored.name]
-    return [other for other in others if not own.isdisjoint(block.name for block in other.parameters)]
 
 
 def sql_limits(given: int) -> dict[str, int]:

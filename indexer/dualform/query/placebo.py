@@ -27,9 +27,10 @@ from dualform.query.slots import labels_of
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation
 from dualform.query.weights.coefficients import weighs_no_slot
-from dualform.query.weights.group_weights import CachedWeights, Numbers, kept_group_weights
+from dualform.query.weights.group_weights import Numbers, kept_group_weights
 from dualform.query.weights.output import products, rebuilt_under
 from dualform.query.weights.reconstruction import RebuiltWeights, rebuild, require, tied
+from dualform.query.weights.trajectory import every_slot
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Placebo
@@ -136,8 +137,9 @@ def _ablation(resolved: Resolved[Placebo], check: Check) -> Ablation:
             field="where",
         )
     shared = tied(view, stored, None, check)
-    whole = rebuild(view, stored, every, at_step, inexact, check, shared)
-    kept = rebuilt_under(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
+    whole = rebuild(view, stored, every_slot(view), at_step, inexact, check)
+    selections = {stored.name: selection, **tied(view, stored, question.where, check)}
+    kept = rebuilt_under(view, stored, selections, at_step, inexact, check)
     layers = {stored.name: stored, **{name: view.snapshot.layer(name) for name in shared}}
     key = ("placebo samples", *layers, at_step)
     samples = view.cache.get(key, lambda: _samples(view, layers, at_step, check), check)
@@ -415,7 +417,5 @@ def _weighed(resolved: Resolved[Placebo], sets: Sets, check: Check) -> Weighed:
             field="layer",
         )
     key = ("group weights", layer.name, sets.identity, groups, at_step)
-    made = view.cache.get(
-        key, lambda: CachedWeights(kept_group_weights(view, layer, sets.numbers, groups, at_step, check)), check
-    )
-    return Weighed(sets.members[:, :groups], made.groups)
+    made = view.cache.get(key, lambda: kept_group_weights(view, layer, sets.numbers, groups, at_step, check), check)
+    return Weighed(sets.members[:, :groups], made)

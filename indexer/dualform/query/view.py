@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,55 +14,44 @@ from numpy.typing import NDArray
 
 from dualform.answers import Scan
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
+from dualform.query.score import backends
 from dualform.query.score.backends import Backend
+from dualform.store.files.durable_files import READ
 from dualform.store.files.ram_budget import RamBudget
-from dualform.store.layer import Layer
+from dualform.store.files.segment import SegmentCache
+from dualform.store.layer import Layer, Parameter
 from dualform.store.reading.merged_tables import Products
 from dualform.store.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from dualform.query.shards.shards import Shards
     from dualform.rules import Coefficients
-from dataclasses import dataclass
-
-from dualform.query.score import backends
-from dualform.store.files.durable_files import READ
-from dualform.store.files.segment import SegmentCache
 
 
+@dataclass
 class Tally:
     """Safe to add to from several threads."""
 
-    def __init__(self) -> None:
-        self.queries = 0
-        """Queries whose best slots were asked for."""
-        self.fallbacks = 0
-        """Those that the screen was asked about and could not decide, answered from float32 scores of every row."""
-        self.candidates = 0
-        """Rows that the screen left for canonical scoring."""
-        self.rescoring_seconds = 0.0
-        """Time of canonical scoring."""
-        self.found = self.made = 0
-        """Values derived from the memory that a cache had, and that were made for a question."""
+    queries: int = 0
+    """Queries whose best slots were asked for."""
+    fallbacks: int = 0
+    """Those that the screen was asked about and could not decide, answered from float32 scores of every row."""
+    candidates: int = 0
+    """Rows that the screen left for canonical scoring."""
+    rescoring_seconds: float = 0.0
+    """Time of canonical scoring."""
+    found: int = 0
+    made: int = 0
+    """Values derived from the memory that a cache had, and that were made for a question."""
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
 
-    def add(
-        self,
-        *,
-        queries: int = 0,
-        fallbacks: int = 0,
-        candidates: int = 0,
-        rescoring_seconds: float = 0.0,
-        found: int = 0,
-        made: int = 0,
-    ) -> None:
+    def add(self, **more: float) -> None:
+        """To the attributes of these names."""
         with self._lock:
-            self.found += found
-            self.made += made
-            self.queries += queries
-            self.fallbacks += fallbacks
-            self.candidates += candidates
-            self.rescoring_seconds += rescoring_seconds
+            for name, number in more.items():
+                setattr(self, name, getattr(self, name) + number)
 
 
 Value = TypeVar("Value")
@@ -79,7 +68,7 @@ class _Held(NamedTuple):
 
 
 class Cache:
-    """The values used last, up to a number of bytes: arrays, mappings of arrays, and whatever says its `nbytes`."""
+    """The values used last, up to a number of bytes: arrays, mappings and lists of them, and what says its `nbytes`."""
 
     def __init__(self, limit: int | RamBudget, tally: Tally | None = None) -> None:
         """`limit`: bytes, or the budget that it shares with other caches. `tally` counts what was found and made."""
@@ -137,8 +126,8 @@ class Cache:
 
 def _size(value: Any) -> int:
     """Bytes."""
-    if isinstance(value, Mapping):
-        return sum(_size(part) for part in value.values())
+    if isinstance(value, Mapping | list | tuple):
+        return sum(map(_size, value.values() if isinstance(value, Mapping) else value))
     return int(getattr(value, "nbytes", _SMALL))
 
 
@@ -209,6 +198,12 @@ class View:
         """The model's state dict as it was stored; the initial one where the training was cut off before its end."""
         held: Mapping[str, NDArray[Any]] | None = self.cache.get(("stored", which), getattr(self.snapshot, which))
         return self.stored_weights("initial") if held is None else held
+
+    def holders(self, blocks: Iterable[Parameter]) -> list[Layer]:
+        """The layers that hold one of some parameter blocks."""
+        names = {block.block_name for block in blocks}
+        layers = self.snapshot.layers.values()
+        return [layer for layer in layers if not names.isdisjoint(own.block_name for own in layer.parameters)]
 
     def products(self, layer: Layer) -> Products:
         """As Snapshot.products."""

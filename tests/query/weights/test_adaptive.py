@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import Cancelled
-from dualform.query.weights.trajectory import build
+from dualform.query.weights.trajectory import build, every_slot
 from dualform.query.where import mask
 from tests.cases import some
 from tests.query.adam_trainings import (
@@ -93,7 +93,7 @@ def test_masked_weights_are_those_of_a_plain_loop_and_shares_add_up(opened, cut,
     view = opened._view
     for layer in view.snapshot.layers.values():
         none = mask.selection(view, layer, "label > 9")
-        unrecorded_change |= build(view, layer, none, None, lambda: None)
+        unrecorded_change |= build(view, layer, {layer.name: none}, None, lambda: None)
     for name in some(whole):
         np.testing.assert_allclose(found[name], naive(opened, name, name[0], where), rtol=1e-4, atol=2e-6)
         together = found[name].double() + others[name].double() - torch.from_numpy(unrecorded_change[name])
@@ -119,7 +119,7 @@ def test_a_trajectory_is_cached_and_can_be_cancelled(by_adamw):
     with dualform.open(by_adamw[0]) as memory:
         view = memory._view
         layer = view.snapshot.layer("0")
-        whole = mask.selection(view, layer, None)
+        whole = every_slot(view)
         with pytest.raises(Cancelled):
             build(view, layer, whole, None, check)
         first = build(view, layer, whole, None, lambda: None)

@@ -142,7 +142,7 @@ def test_what_cannot_be_asked_is_refused(error, said, asked):
 def test_a_mask_that_leaves_whole_groups_is_answered_from_those_of_all_slots(monkeypatch):
     case = Case()
     every = case.engine.contributions("fc", case.queries, "label")
-    monkeypatch.setattr(slot_gradients._LayerTerms, "add_groups", None)  # no pass over the slots
+    monkeypatch.setattr(slot_gradients._LayerTerms, "add", None)  # no pass over the slots
     kept = [number for number, group in enumerate(every.groups) if group != (2,)]
     found = case.engine.contributions("fc", case.queries, "label", "label <> 2")
     assert found.groups == ((0,), (1,), (3,))

@@ -98,7 +98,7 @@ def test_the_first_question_about_a_mask_makes_no_weights_and_the_second_does(mo
     memory, queries = recorded(0)
     engine, made = arrays.engine(memory), []
     rebuild = network.rebuild
-    monkeypatch.setattr(network, "rebuild", lambda *given: made.append(given[2].identity) or rebuild(*given))
+    monkeypatch.setattr(network, "rebuild", lambda *given: made.append(given[2]["fc"].identity) or rebuild(*given))
     asked = [engine.output("fc", queries, where=where) for where in ("label = 1", "label = 2", "label = 1")]
     assert made == [made[0]]
     assert asked[0].values.tobytes() == asked[2].values.tobytes()
@@ -222,7 +222,7 @@ def test_no_weight_is_further_off_than_the_bound_says(monkeypatch, repeats):
     view, layer = engine._view, memory.layer("fc")
     selection = mask.selection(view, layer, FEW)
     near = rebuilt_by_difference(view, layer, selection, None, False, never)
-    exact = rebuild(view, layer, selection, None, False, never)
+    exact = rebuild(view, layer, {"fc": selection}, None, False, never)
     off = np.linalg.norm(near.weight - exact.weight, axis=1)
     assert (off > 0).any(), "they are two sums"
     assert (off <= bounds[0]).all()

@@ -321,11 +321,20 @@ def trained(tmp_path_factory):
     return of
 
 
+VECTORS = np.float32([[0.5, -1, 2], [1, 2, 3]])
+
+
 @pytest.mark.parametrize(
-    ("rule", "layer"),
-    [("AdamW", "last"), ("AdamW", "first"), ("AdamW", "second"), ("SGD", "first"), ("SGD", "last")],
+    ("rule", "layer", "target"),
+    [
+        ("AdamW", "last", 1),
+        ("AdamW", "last", VECTORS),
+        ("AdamW", "first", "2-0"),
+        ("AdamW", "second", VECTORS),
+        ("SGD", "first", VECTORS),
+        ("SGD", "last", "2-0"),
+    ],
 )
-@pytest.mark.parametrize("target", [1, "2-0", np.float32([[0.5, -1, 2], [1, 2, 3]])])
 def test_sums_are_those_of_all_outputs_along_the_direction_whatever_the_rule(trained, rule, layer, target):
     memory, queries = trained(rule), np.random.default_rng(0).normal(size=(2, 4))
     if layer != "last" and isinstance(target, np.ndarray):

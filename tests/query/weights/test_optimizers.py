@@ -301,24 +301,21 @@ def test_no_answer_depends_on_masks_that_were_asked_before(by_adamw):
 
 def test_the_whole_and_what_stays_wait_for_no_one_who_waits_for_them(monkeypatch):
     """Two questions about one mask, where neither finds the other's weights held: as those of a large network."""
-    wanted, found = (np.ones((2, 3)), np.zeros((2, 3))), dict[str, np.ndarray]()
+    wanted, found = (np.ones((2, 3)), np.zeros((2, 3))), dict[bool, np.ndarray]()
     monkeypatch.setattr(trajectory, "_run", lambda *_: time.sleep(0.2) or wanted)
     view, block = SimpleNamespace(cache=Cache(1)), SimpleNamespace(block_name="0.weight", transposed=False)
     holder = SimpleNamespace(name="0"), block, Selection("label = 1", np.array([True, False]))
 
-    def ask(question):
-        found[question.__name__] = question(view, block, [holder], None, never)
+    def ask(whole):
+        found[whole] = trajectory.trajectory(view, block, [holder], None, never, whole=whole)
 
-    asking = [
-        threading.Thread(target=ask, args=[question], daemon=True)
-        for question in (trajectory.trajectory, trajectory.whole_beside)
-    ]
+    asking = [threading.Thread(target=ask, args=[whole], daemon=True) for whole in (False, True)]
     for thread in asking:
         thread.start()
     for thread in asking:
         thread.join(60)
-    assert found["whole_beside"] is wanted[0]
-    assert found["trajectory"] is wanted[1]
+    assert found[True] is wanted[0]
+    assert found[False] is wanted[1]
 
 
 def test_the_whole_beside_a_mask_takes_no_pass_of_its_own(by_adamw, monkeypatch):

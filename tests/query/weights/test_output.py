@@ -188,7 +188,7 @@ def test_bad_questions_are_refused(error, said, asked):
 def test_weights_of_repeated_keys_do_not_depend_on_column_ranges_or_on_the_number_of_cores(budget, monkeypatch, rng):
     monkeypatch.setattr(slot_products, "BUDGET", budget)
     monkeypatch.setattr(slot_products, "_PIECE", 16)
-    rows, d_in, d_out = 40, 70, 300
+    rows, d_in, d_out = 40, 70, 140
     keys, values = rng.normal(size=(rows, d_in)).astype(np.float32), rng.normal(size=(400, d_out)).astype(np.float32)
     of_slot = np.r_[np.arange(rows), rng.integers(0, rows, 400 - rows)]
     made = arrays.memory(
@@ -199,7 +199,7 @@ def test_weights_of_repeated_keys_do_not_depend_on_column_ranges_or_on_the_numbe
         initial={"fc.weight": np.zeros((d_out, d_in), np.float32), "fc.bias": np.zeros(d_out, np.float32)},
     )
     found = set()
-    for count in (1, 2, 3, 64):
+    for count in (1, 3):
         monkeypatch.setattr(slot_products, "cores", lambda count=count: count)
         view = arrays.engine(made)._view
         layer, selection = view.snapshot.layer("fc"), mask.selection(view, view.snapshot.layer("fc"), None)

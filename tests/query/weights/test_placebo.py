@@ -13,7 +13,8 @@ from dualform.errors import BadInput
 from dualform.query import needs
 from dualform.query.placebo import _random_sets, _samples
 from dualform.query.weights.group_weights import group_weights
-from dualform.query.weights.reconstruction import recorded, recorded_without_slots
+from dualform.query.weights.reconstruction import recorded
+from dualform.query.weights.trajectory import no_slot
 from dualform.query.where.mask import Selection
 from tests.trainings import learn, take_steps
 
@@ -120,11 +121,12 @@ def test_shares_of_groups_are_what_each_filter_alone_leaves(memory, monkeypatch,
         view.cache.clear()
     layer = view.snapshot.layer("head")
     numbers = np.random.default_rng(0).integers(0, 6, view.snapshot.entries("head").count)
-    without = recorded_without_slots(view, layer, None, lambda: None)
+    without = recorded(view, layer, no_slot(view), None, lambda: None)
     found = group_weights(view, layer, {"head": numbers}, 5, None, lambda: None)
     assert len(found) == 5
     for group, own in enumerate(found):
-        alone = recorded(view, layer, Selection(f"group {group}", numbers == group, stored=False), None, lambda: None)
+        own_slots = Selection(f"group {group}", numbers == group, stored=False)
+        alone = recorded(view, layer, {"head": own_slots}, None, lambda: None)
         scale = np.abs(alone.weight - without.weight).max()
         assert np.abs(own.weight - (alone.weight - without.weight)).max() <= 1e-9 * scale + 1e-12
         assert np.abs(own.bias - (alone.bias - without.bias)).max() <= 1e-9 * scale + 1e-12

@@ -15,6 +15,7 @@ from dualform.answers import Status
 from dualform.errors import Inexact
 from dualform.query.weights.exactness import EXACT, BlockDistance, status
 from dualform.query.weights.reconstruction import _confirmed, rebuild, require
+from dualform.query.weights.trajectory import every_slot
 from dualform.query.where import mask
 from tests.query.networks import Tied
 from tests.query.trained import STEPS, WHEN, train
@@ -161,7 +162,7 @@ def test_weights_that_moved_less_than_their_rounding_are_exact_for_a_reason(tmp_
 def test_what_moved_outside_the_record_stands_at_the_end(tmp_path):
     trained = train(tmp_path / "m", between=decay)
     view = trained.engine._view
-    layer, whole = view.snapshot.layer("4"), mask.selection(view, view.snapshot.layer("4"), None)
+    layer, whole = view.snapshot.layer("4"), every_slot(view)
     assert status_of(trained, "4").error > 0.1
     with pytest.raises(
         Inexact, match=rf"^Layer '4' cannot be reconstructed exactly from step {WHEN} on: weights were changed"
@@ -172,7 +173,7 @@ def test_what_moved_outside_the_record_stands_at_the_end(tmp_path):
     np.testing.assert_allclose(found.weight, live["4.weight"].double().numpy(), rtol=0, atol=1e-9)
     np.testing.assert_allclose(found.bias, live["4.bias"].double().numpy(), rtol=0, atol=1e-9)
     assert found.unrecorded_change == pytest.approx(trained.engine.verify()["4"].reconstruction_error, rel=1e-12)
-    masked = rebuild(view, layer, mask.selection(view, layer, "sample >= 8"), None, True, lambda: None)
+    masked = rebuild(view, layer, {"4": mask.selection(view, layer, "sample >= 8")}, None, True, lambda: None)
     per_step = view.coefficients(layer, "4.weight", None).per_step[0]
     keys, values = view.snapshot.keys("4").entry_block(0, 8), view.snapshot.values("4").block(0, 8)
     removed = per_step * values.astype(float).T @ keys.astype(float)

@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import BadInput, Inexact, RecordingError
 from dualform.query.engine import Engine
-from dualform.query.weights.trajectory import build
-from dualform.query.where import mask
+from dualform.query.weights.trajectory import build, every_slot
 from dualform.record.recorder import Recorder
 from tests.record.listed import rows_of, small_net
 from tests.record.resumed_training import ROWS, batch
@@ -47,8 +46,7 @@ def distances(memory, history) -> dict[tuple[int, str], float]:
     view, found = memory._view, {}
     for step, live in enumerate(history):
         for layer in view.snapshot.layers.values():
-            chosen = {name: mask.selection(view, own, None) for name, own in view.snapshot.layers.items()}
-            for name, own in build(view, layer, chosen[layer.name], step, lambda: None, chosen).items():
+            for name, own in build(view, layer, every_slot(view), step, lambda: None).items():
                 now = live[name].double().numpy()
                 way = np.linalg.norm(history[-1][name].double().numpy() - history[0][name].double().numpy())
                 found[step, name] = float(np.linalg.norm(own - now)) / max(float(way), 1e-3)

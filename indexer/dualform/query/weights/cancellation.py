@@ -20,7 +20,6 @@ term of its own, `concentration` tells how far the mask moves the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,7 @@ from dualform.query.weights.slot_products import (
     slot_coefficients,
     slot_sum,
 )
-from dualform.query.weights.trajectory import blocks_of, build, length
+from dualform.query.weights.trajectory import Selections, blocks_of, build, length
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.rules.update_rule import Doubles
@@ -125,7 +124,7 @@ _SHARE = 100
 def concentration(
     view: View,
     layer: Layer,
-    selections: Mapping[str, Selection],
+    selections: Selections,
     at_step: int | None,
     allow_inexact: bool,
     check: Check,
@@ -141,11 +140,11 @@ def concentration(
 
 
 def _measure_concentration(
-    view: View, layer: Layer, selections: Mapping[str, Selection], at_step: int | None, check: Check
+    view: View, layer: Layer, selections: Selections, at_step: int | None, check: Check
 ) -> Concentration:
     stored, rows = layer.stored, layer.own_values
-    masked = build(view, stored, selections[stored.name], at_step, check, selections)
-    whole = build(view, stored, selections[stored.name], at_step, check, selections, whole=True)
+    masked = build(view, stored, selections, at_step, check)
+    whole = build(view, stored, selections, at_step, check, whole=True)
     initial = blocks_of(stored, view.stored_weights("initial"))
     moves = np.concatenate([np.abs(masked[name][rows] - own[rows]).reshape(-1) for name, own in whole.items()])
     return _figures(moves, length({name: own[rows] - initial[name][rows] for name, own in whole.items()}))

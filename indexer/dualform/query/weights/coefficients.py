@@ -80,9 +80,6 @@ def _rounded(rule: UpdateRule, dtype: str) -> UpdateRule:
     return HalfPrecisionRule(rule, dtype) if dtype and isinstance(rule, RoundedRule) else rule
 
 
-__all__ = ["Coefficients", "coefficients", "updates"]
-
-
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *, factors: bool = True) -> Coefficients:
     """Coefficients of a recorded block, by its name, once `at_step` recorded steps were taken; None for all.
 
@@ -115,11 +112,12 @@ def _block_named(memory: Snapshot, name: str) -> Parameter:
     return known[name]
 
 
-def updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:
-    """The updates of a parameter at the steps before `stop`, in order."""
+def updates(memory: Snapshot, parameter: str, at_step: int | None = None) -> list[Update]:
+    """The updates of a parameter, in order, once `at_step` recorded steps were taken; None for all."""
     log = _LOGS.get(memory)
     if log is None:
         log = _LOGS[memory] = _Log(memory)
+    stop = memory.steps if at_step is None else at_step
     return [update for update in log.of(parameter) if update.last_step < stop]
 
 
@@ -223,8 +221,9 @@ def _resumed(view: View, run: int) -> Mark | None:
 
 def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping[str, NDArray[Any]]:
     """A run's state dict as it was stored; empty where its training was cut off before its end."""
-    held = view.cache.get(("weights of a run", run, which), lambda: _Arrays(view.snapshot.runs[run], which))
-    return held.arrays
+    of_run = view.snapshot.runs[run]
+    made = of_run.initial if which == "initial" else of_run.final
+    return view.cache.get(("weights of a run", run, which), lambda: made() or {})
 
 
 def _buffers(run: Snapshot, block: Parameter) -> dict[str, str | None]:
@@ -236,9 +235,3 @@ def _buffers(run: Snapshot, block: Parameter) -> dict[str, str | None]:
     return {
         kind: checksum(held[kind].tobytes()) if kind in held else None for kind in (*rule.buffers, *rule.statistics)
     }
-
-
-class _Arrays:
-    def __init__(self, run: Snapshot, which: Literal["initial", "final"]) -> None:
-        self.arrays: Mapping[str, NDArray[Any]] = (run.initial() if which == "initial" else run.final()) or {}
-        self.nbytes = sum(array.nbytes for array in self.arrays.values())

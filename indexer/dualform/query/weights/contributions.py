@@ -13,7 +13,7 @@ that is from the network's own output is another number, what is unexplained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,6 @@ from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import weighs_no_slot
 from dualform.query.weights.group_weights import (
-    CachedWeights,
     Numbers,
     group_weights,
     kept_group_weights,
@@ -42,6 +41,7 @@ from dualform.query.weights.reconstruction import (
     rebuild_without_slots,
     tied,
 )
+from dualform.query.weights.trajectory import Selections
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution
@@ -62,9 +62,9 @@ def contributions(resolved: Resolved[Contribution], check: Check) -> Contributio
     def answered(weights: RebuiltWeights) -> NDArray[np.float64]:
         return products(weights.of(layer), queries, check, layer.groups)
 
-    partners = tied(view, stored, question.where, check)
-    whole = rebuilt_under(view, stored, resolved.selection, at_step, inexact, check, partners)
-    grouped = _grouped(resolved, partners, check)
+    selections = {stored.name: resolved.selection, **tied(view, stored, question.where, check)}
+    whole = rebuilt_under(view, stored, selections, at_step, inexact, check)
+    grouped = _grouped(resolved, selections, check)
     sums = _sums(resolved, grouped, check)
     initial = answered(before_the_record(view, stored, at_step, check))
     unrecorded_change = answered(rebuild_without_slots(view, stored, at_step, inexact, check)) - initial
@@ -111,11 +111,13 @@ class _Grouped:
     """The groups of entries; G for those that the filter leaves out."""
 
 
-def _grouped(resolved: Resolved[Contribution], partners: Mapping[str, Selection], check: Check) -> _Grouped:
+def _grouped(resolved: Resolved[Contribution], selections: Selections, check: Check) -> _Grouped:
     question, view, layer, own = resolved.question, resolved.view, resolved.layer, resolved.groups
     assert own is not None, "a Contribution has columns to group by"
-    grouped, selections = {layer.stored.name: own}, {layer.stored.name: resolved.selection, **partners}
-    for name, selection in partners.items():
+    grouped = {layer.stored.name: own}
+    for name, selection in selections.items():
+        if name == layer.stored.name:
+            continue
         other = view.snapshot.layer(name)
         _require_columns_of_samples(view, layer, other, question.by)
         grouped[name] = group_entries(view, other, selection, question.by, check)
@@ -203,17 +205,16 @@ def _of_groups(
     for first in range(0, groups, size):
         some = min(size, groups - first)
 
-        def made(first: int = first, some: int = some) -> CachedWeights:
+        def made(first: int = first, some: int = some) -> list[RebuiltWeights]:
             own = {
                 name: np.where((of >= first) & (of < first + some), of - first, some) for name, of in numbers.items()
             }
             # Those of all slots are what every page begins with.
             make = kept_group_weights if bool(selection.stays.all()) else group_weights
-            weights = make(view, stored, own, some, at_step, check)
-            return CachedWeights(weights)
+            return make(view, stored, own, some, at_step, check)
 
         # Other queries of the same groups, as those of one page after another, need no pass over the slots.
         key = ("group weights", stored.name, resolved.question.by, selection.identity, at_step, first, some)
-        for number, weights in enumerate(view.cache.get(key, made, check).groups, first):
+        for number, weights in enumerate(view.cache.get(key, made, check), first):
             found[:, number] = products(weights.of(layer), queries, check, layer.groups)
     return found

@@ -111,9 +111,7 @@ def name_of_block(view: View, miss: BlockDistance) -> Name:
 
 def precision(view: View, blocks: Iterable[Parameter]) -> str:
     """The coarsest type that any layer was computed in that holds one of some blocks."""
-    own = {block.block_name for block in blocks}
-    holders = [o for o in view.snapshot.layers.values() if not own.isdisjoint(b.block_name for b in o.parameters)]
-    return min((holder.dtype for holder in holders), key=PRECISIONS.index)
+    return min((holder.dtype for holder in view.holders(blocks)), key=PRECISIONS.index)
 
 
 def _without_still_blocks(misses: Sequence[BlockDistance]) -> list[BlockDistance]:

@@ -33,7 +33,7 @@ F is made by running the updates forward, for their scales, and back, for what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,13 +53,11 @@ from dualform.query.weights.reconstruction import (
     RebuiltWeights,
     joined_blocks,
     recorded,
-    recorded_without_slots,
     require,
 )
 from dualform.query.weights.slot_gradients import Holder, SlotGradients, rounding_gradients
-from dualform.query.weights.slot_products import block_size
-from dualform.query.weights.trajectory import holders_of, start_of
-from dualform.query.where import mask
+from dualform.query.weights.slot_products import block_size, used_steps
+from dualform.query.weights.trajectory import every_slot, holders_of, no_slot, start_of
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution, Distribution, GroupSum, TopK
 from dualform.rules import State, Update, UpdateRule, advanced, updated
@@ -140,27 +138,35 @@ def factors_of(
     """F of all updates of a block, as it is stored, the last one first: of all slots of those who hold it. Kept where
     there is room; else the updates are run in stretches, from the states that a first run left of the whole.
     """
-    stop = view.snapshot.steps if at_step is None else at_step
-    every = list(updates(view.snapshot, block.block_name, stop))
-    size = 8 * int(np.prod(start_of(view, block)[0].shape))
+    every = updates(view.snapshot, block.block_name, at_step)
+    rules, whole = BlockRules(view.snapshot, block), State(*start_of(view, block))
+    gradients = SlotGradients(view, holders, whole.weight.shape)
+
+    def gradient(update: Update) -> Doubles:
+        return gradients.of(update.first_step, update.last_step, None, check)[0]
+
+    size = 8 * whole.weight.size
     length = max(1, needs.SHARES // (_KEPT * size))
     if len(every) * size > needs.SHARES:
-        return _made(view, block, holders, [every[at : at + length] for at in range(0, len(every), length)], check)
+        stretches = [every[at : at + length] for at in range(0, len(every), length)]
+        return _made(rules, whole, gradient, stretches, check)
     key = ("factors", block.block_name, at_step)
-    return view.cache.get(key, lambda: Kept(list(_made(view, block, holders, [every], check))), check).factors
+    return view.cache.get(key, lambda: list(_made(rules, whole, gradient, [every], check)), check)
 
 
 def _made(
-    view: View, block: Parameter, holders: Sequence[Holder], stretches: list[list[Update]], check: Check
+    rules: BlockRules,
+    whole: State,
+    gradient: Callable[[Update], Doubles],
+    stretches: list[list[Update]],
+    check: Check,
 ) -> Iterator[Factors]:
-    rules, whole = BlockRules(view.snapshot, block), State(*start_of(view, block))
-    gradients = SlotGradients(view, holders, whole.weight.shape)
+    """`gradient`: the whole one of an update, before its factor."""
     left = {"": np.ones_like(whole.weight)}
 
     def forward(whole: State, stretch: list[Update], runs: list[Run] | None) -> State:
         for update in stretch:
-            gradient = gradients.of(update.first_step, update.last_step, None, check)[0] * update.factor
-            whole, passed = run(rules, whole, update, gradient)
+            whole, passed = run(rules, whole, update, gradient(update) * update.factor)
             if runs is not None:
                 runs.append(passed)
         return whole
@@ -172,13 +178,6 @@ def _made(
         runs = list[Run]()
         forward(states.pop(), stretches.pop(), runs)
         yield from backward(runs, left, check)
-
-
-class Kept:
-    """Factors, as the cache counts them."""
-
-    def __init__(self, factors: list[Factors]) -> None:
-        self.factors, self.nbytes = factors, sum(own.factors.nbytes for own in factors)
 
 
 def _without_squares(scale: Scale | None) -> Scale | None:
@@ -195,38 +194,20 @@ of groups for an entry in none of them."""
 _KIND = "group weights 3"
 
 
-@dataclass(frozen=True)
-class CachedWeights:
-    """Weights of groups, as a cache counts them."""
-
-    groups: list[RebuiltWeights]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(own.nbytes for own in self.groups)
-
-
 def group_weights(
     view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
 ) -> list[RebuiltWeights]:
     """Weights and biases of each group of slots, without W_0; of a layer that is on disk."""
-    every = {name: mask.selection(view, view.snapshot.layer(name), None, check) for name in numbers}
-    blocks = dict[str, Doubles]()
+    every, blocks = every_slot(view), dict[str, Doubles]()
     for block in layer.parameters:
-        holders = holders_of(view, layer, block, every[layer.name], every)
+        holders = holders_of(view, block, every)
         rules = BlockRules(view.snapshot, block)
-        if rules.linear:
-            made = _sums
-        elif rounds_nothing(view, block, holders):
-            made = _left if rules.first.commutes_with == "entries" else _shares
-        else:
+        if not rules.linear and not rounds_nothing(view, block, holders):
             return _one_by_one(view, layer, numbers, groups, at_step, check)
+        made = _left if rules.linear or rules.first.commutes_with == "entries" else _shares
         found = made(view, block, holders, [numbers[own.name] for own, _, _ in holders], groups, at_step, check)
         blocks[block.block_name] = found.swapaxes(-1, -2) if block.transposed else found
-    return [
-        joined_blocks(layer, {name: own[group] for name, own in blocks.items()}, Status("exact"), 0.0)
-        for group in range(groups)
-    ]
+    return [joined_blocks(layer, {name: own[group] for name, own in blocks.items()}) for group in range(groups)]
 
 
 def kept_group_weights(
@@ -267,7 +248,7 @@ def rounds_nothing(view: View, block: Parameter, holders: Sequence[Holder]) -> b
 def _one_by_one(
     view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
 ) -> list[RebuiltWeights]:
-    without = recorded_without_slots(view, layer, at_step, check)
+    without = recorded(view, layer, no_slot(view), at_step, check)
     found = []
     digest = xxhash.xxh3_128_hexdigest(b"".join(own.tobytes() for own in numbers.values()))
     for group in range(groups):
@@ -276,29 +257,10 @@ def _one_by_one(
             name: Selection(f"group {group} of {digest}", own == group, stored=False)
             for name, own in numbers.items()
         }
-        whole = recorded(view, layer, selections[layer.name], at_step, check, selections)
+        whole = recorded(view, layer, selections, at_step, check)
         bias = None if whole.bias is None or without.bias is None else whole.bias - without.bias
         found.append(RebuiltWeights(whole.weight - without.weight, bias))
     return found
-
-
-def _sums(
-    view: View,
-    block: Parameter,
-    holders: Sequence[Holder],
-    numbers: Sequence[NDArray[np.int64]],
-    groups: int,
-    at_step: int | None,
-    check: Check,
-) -> Doubles:
-    """float64[groups, …]: each group's part of a block under a linear rule, as it is stored."""
-    shape = start_of(view, block)[0].shape
-    coefficients = [
-        view.coefficients(layer, place.block_name, at_step).per_step[view.slot_steps(layer)]
-        for layer, place, _ in holders
-    ]
-    last = view.snapshot.steps - 1
-    return SlotGradients(view, holders, shape).of_groups(0, last, numbers, groups, check, coefficients)
 
 
 def _shares(
@@ -310,7 +272,7 @@ def _shares(
     at_step: int | None,
     check: Check,
 ) -> Doubles:
-    """float64[groups, …]: each group's share of a block under any other rule, as it is stored."""
+    """float64[groups, …]: each group's share of a block, as it is stored, under a rule that moves numbers together."""
     # One more has all that is in no group, for all slots together make the scale of an update.
     wanted, groups = groups, groups + any(bool((own == groups).any()) for own in numbers)
     rules = BlockRules(view.snapshot, block)
@@ -319,11 +281,11 @@ def _shares(
     held = [kind for kind in rules.first.buffers if kind in whole.buffers]
     shared = [State(np.zeros(shape), {kind: np.zeros(shape) for kind in held}) for _ in range(groups)]
     gradients = SlotGradients(view, holders, shape)
-    stop = view.snapshot.steps if at_step is None else at_step
     with np.errstate(all="ignore"):  # as where eps is 0: what is not finite stays so in the answer
-        for update in updates(view.snapshot, block.block_name, stop):
-            rule = rules.at(update.last_step)
-            parts = gradients.of_groups(update.first_step, update.last_step, numbers, groups, check)
+        for update in updates(view.snapshot, block.block_name, at_step):
+            rule, parts = rules.at(update.last_step), np.zeros((groups, *shape))
+            for group, part in gradients.of_groups(update.first_step, update.last_step, numbers, groups, check).items():
+                parts[group] = part
             parts *= update.factor
             whole, scale = updated(rule, whole, parts.sum(axis=0), update.settings)
             shared = [
@@ -341,12 +303,22 @@ def _left(
     at_step: int | None,
     check: Check,
 ) -> Doubles:
-    """float64[groups, …]: each group's share of a block under a rule that treats each number on its own."""
-    shape = start_of(view, block)[0].shape
+    """float64[groups, …]: each group's part of a block, as it is stored, under a linear rule, where each slot has its
+    coefficient, or one that treats each number on its own, where each number of a gradient has its factor.
+    """
+    shape, coefficients = start_of(view, block)[0].shape, None
     gradients, found = SlotGradients(view, holders, shape), np.zeros((groups, *shape))
+    passes: Iterable[Factors] = [Factors(0, view.snapshot.steps - 1, np.ones(()))]
+    if BlockRules(view.snapshot, block).linear:
+        coefficients = [
+            view.coefficients(layer, place.block_name, at_step).per_step[view.slot_steps(layer)]
+            for layer, place, _ in holders
+        ]
+    else:
+        passes = factors_of(view, block, holders, at_step, check)
     with np.errstate(all="ignore"):
-        for first, last, factors in factors_of(view, block, holders, at_step, check):
-            for group, part in gradients.by_group(first, last, numbers, groups, check).items():
+        for first, last, factors in passes:
+            for group, part in gradients.of_groups(first, last, numbers, groups, check, coefficients).items():
                 found[group] += np.multiply(part, factors, out=part)
     return found
 
@@ -361,9 +333,8 @@ def why_no_slot_shares(view: View, layer: Layer) -> str:
     """
     if layer.groups > 1:
         return f"it is asked as {layer.groups} groups of channels at once"
-    every = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
     for block in layer.stored.weights:
-        holders = holders_of(view, layer.stored, block, every[layer.stored.name], every)
+        holders = holders_of(view, block, every_slot(view))
         if len(holders) > 1:
             others = ", ".join(repr(other.name) for other, _, _ in holders if other.name != layer.stored.name)
             return f"it shares its weight with {others or 'another use of it'}, whose slots moved it, too"
@@ -405,11 +376,8 @@ class SlotShares:
     ) -> SlotShares:
         """Raises Inexact as `require` says, and EmptyMask where no update before `at_step` used a slot's gradient."""
         status = require(view, layer.stored, at_step, allow_inexact, check)
-        used = np.zeros(view.snapshot.steps, dtype=bool)
-        for block in layer.stored.weights:
-            for update in updates(view.snapshot, block.block_name, _stop(view, at_step)):
-                used[update.first_step : update.last_step + 1] = True
-        stays = selection.stays & used[view.slot_steps(layer)]
+        used = [used_steps(view, block.block_name, at_step) for block in layer.stored.weights]
+        stays = selection.stays & np.any(used, axis=0)[view.slot_steps(layer)]
         if not stays.any():
             raise EmptyMask(
                 f"No update before step {at_step} used the gradient of a slot that where keeps.",
@@ -476,11 +444,11 @@ class SlotShares:
 
     def _factors(self, block: Parameter, rows: NDArray[np.int64], check: Check) -> Sequence[Factors]:
         key = ("slot shares", self.layer.name, block.block_name, self.at_step, rows.tobytes())
-        return self.view.cache.get(key, lambda: Kept(self._made(block, rows, check)), check).factors
+        return self.view.cache.get(key, lambda: self._made(block, rows, check), check)
 
     def _made(self, block: Parameter, rows: NDArray[np.int64], check: Check) -> list[Factors]:
         """F of some rows of a block, update by update."""
-        view, rules = self.view, BlockRules(self.view.snapshot, block)
+        view = self.view
         weight, buffers = start_of(view, block)
         of_view = np.arange(self.layer.stored.d_out)[self.layer.own_values][rows]
 
@@ -488,14 +456,14 @@ class SlotShares:
             return (array.T if block.transposed else array)[of_view] if array.ndim else array
 
         whole = State(own(weight), {kind: own(array) for kind, array in buffers.items()})
-        runs = list[Run]()
-        for update in updates(view.snapshot, block.block_name, _stop(view, self.at_step)):
-            whole, passed = run(rules, whole, update, self._gradient(block, rows, update, check))
-            runs.append(passed)
-        return backward(runs, {"": np.ones_like(whole.weight)}, check)[::-1]
+        every = updates(view.snapshot, block.block_name, self.at_step)
+        made = _made(
+            BlockRules(view.snapshot, block), whole, lambda own: self._gradient(block, rows, own, check), [every], check
+        )
+        return list(made)[::-1]
 
     def _gradient(self, block: Parameter, rows: NDArray[np.int64], update: Update, check: Check) -> Doubles:
-        """float64[r, w]: the whole gradient that an update used, of some rows."""
+        """float64[r, w]: the whole gradient of an update, before its factor, of some rows."""
         keys = self.view.snapshot.keys(self.layer.name)
         values = self.view.snapshot.values(self.layer.name)
         own = [update.first_step, update.last_step + 1]
@@ -507,7 +475,6 @@ class SlotShares:
             stop = min(start + size, end)
             errors = values.block(start, stop)[:, rows].astype(np.float64)
             found += errors.T @ keys.entry_block(start, stop)[:, block.start : block.stop].astype(np.float64)
-        found *= update.factor
         return found
 
 
@@ -545,7 +512,3 @@ def every_share(
     for first in range(start, stop, BATCH):
         part = slice(first, min(first + BATCH, stop))
         yield from shares.along(queries[part], directions[part], outputs, check)
-
-
-def _stop(view: View, at_step: int | None) -> int:
-    return view.snapshot.steps if at_step is None else at_step

@@ -54,21 +54,6 @@ def deleted_sum_added(
     return found
 
 
-def why_lost_to_deletion(view: View, layer: Layer, at_step: int) -> str:
-    """Why a layer cannot be rebuilt as of a step for what was deleted, one sentence; empty where it can."""
-    first = min((part.first_step for part in view.snapshot.deleted), default=at_step)
-    if first >= at_step or not _number(view, layer):
-        return ""
-    for block in layer.parameters:
-        if not BlockRules(view.snapshot, block).linear:
-            optimizer = view.snapshot.optimizer_of(block.block_name).name
-            return (
-                f"{_number(view, layer)} of its slots were deleted, the first of step {first}, and {optimizer}'s "
-                "updates are made of all."
-            )
-    return ""
-
-
 def deleted_meanwhile(view: View, layer: Layer, at_step: int) -> DeletedPart | None:
     """What was deleted of a layer that had some of it by a step, and whose sum is known of a later moment."""
     if not _number(view, layer):
@@ -91,10 +76,7 @@ def deletion_note(view: View, layer: Layer, at_step: int) -> str:
 
 def _number(view: View, layer: Layer) -> int:
     """How many slots were deleted of a layer and of those that it shares a parameter with."""
-    own = {block.block_name for block in layer.stored.parameters}
-    holders = [layer.stored] if not own else view.snapshot.layers.values()
-    sharing = [other for other in holders if not own or not own.isdisjoint(b.block_name for b in other.parameters)]
-    return sum(other.deleted for other in sharing)
+    return sum(other.deleted for other in view.holders(layer.stored.parameters) or [layer.stored])
 
 
 def _sums(view: View, block: Parameter, stop: int) -> Iterator[tuple[DeletedPart, BlockSum]]:
@@ -121,16 +103,19 @@ def first_sampled_step(view: View, layer: Layer) -> int | None:
     return min((dropped[space].first_step for space in _spaces(view, layer) if space in dropped), default=None)
 
 
-def why_lost_to_sampling(view: View, layer: Layer, at_step: int) -> str:
-    """Why a layer cannot be rebuilt as of a step for what was dropped, one sentence; empty where it can."""
-    first = first_sampled_step(view, layer)
-    if first is None or first >= at_step:
+def _why_lost(view: View, layer: Layer, stop: int) -> str:
+    """Why a layer cannot be rebuilt as of a step for what was deleted or dropped, one sentence; empty where it can."""
+    whose = (block.block_name for block in layer.parameters if not BlockRules(view.snapshot, block).linear)
+    if (block := next(whose, None)) is None:
         return ""
-    for block in layer.parameters:
-        if not BlockRules(view.snapshot, block).linear:
-            optimizer = view.snapshot.optimizer_of(block.block_name).name
-            return f"{sampled_note(view, layer)}, from step {first} on, and {optimizer}'s updates are made of all."
-    return ""
+    needs = f"{view.snapshot.optimizer_of(block).name}'s updates are made of all."
+    deleted = min((part.first_step for part in view.snapshot.deleted), default=stop)
+    if deleted < stop and (number := _number(view, layer)):
+        return f"{number} of its slots were deleted, the first of step {deleted}, and {needs}"
+    sampled = first_sampled_step(view, layer)
+    if sampled is None or sampled >= stop:
+        return ""
+    return f"{sampled_note(view, layer)}, from step {sampled} on, and {needs}"
 
 
 def sampled_note(view: View, layer: Layer) -> str:
@@ -141,10 +126,7 @@ def sampled_note(view: View, layer: Layer) -> str:
 
 def _spaces(view: View, layer: Layer) -> list[str]:
     """Of the layer, and of those that hold one of its blocks."""
-    own = {block.block_name for block in layer.stored.parameters}
-    holders = view.snapshot.layers.values()
-    sharing = [o.space for o in holders if not own.isdisjoint(b.block_name for b in o.parameters)]
-    return list(dict.fromkeys([layer.space, *sharing]))
+    return list(dict.fromkeys([layer.space, *(other.space for other in view.holders(layer.stored.parameters))]))
 
 
 def why_scores_only(view: View, layer: Layer, at_step: int | None = None) -> str:
@@ -156,8 +138,7 @@ def why_scores_only(view: View, layer: Layer, at_step: int | None = None) -> str
             return reason
     if not layer.values:
         return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
-    stop = view.snapshot.steps if at_step is None else at_step
-    return why_lost_to_deletion(view, layer, stop) or why_lost_to_sampling(view, layer, stop)
+    return _why_lost(view, layer, view.snapshot.steps if at_step is None else at_step)
 
 
 def _why_not_rebuilt(view: View, block: Parameter) -> str:

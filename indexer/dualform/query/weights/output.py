@@ -33,7 +33,6 @@ doubt about the rounding; the few other numbers are added canonically.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -59,7 +58,7 @@ from dualform.query.weights.slot_products import (
     slot_coefficients,
     slot_sum,
 )
-from dualform.query.weights.trajectory import initial_block
+from dualform.query.weights.trajectory import Selections, every_slot, initial_block
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
@@ -172,24 +171,18 @@ def rebuilt_by_difference(
     gone = left_out(view, layer, selection, at_step, check)
     if gone is None:
         return None
-    whole = rebuild(view, layer, mask.selection(view, layer, None, check), at_step, allow_inexact, check)
+    whole = rebuild(view, layer, every_slot(view), at_step, allow_inexact, check)
     less = slot_sum(view, layer, gone, at_step, check)
     bias = None if whole.bias is None else whole.bias - less.biases.sum(axis=0)
     return replace(whole, weight=whole.weight - less.weight, bias=bias, parameters={})
 
 
 def rebuilt_under(
-    view: View,
-    layer: Layer,
-    selection: Selection,
-    at_step: int | None,
-    allow_inexact: bool,
-    check: Check,
-    partners: Mapping[str, Selection],
+    view: View, layer: Layer, selections: Selections, at_step: int | None, allow_inexact: bool, check: Check
 ) -> RebuiltWeights:
     """By the difference where there is one, else as `rebuild`; for answers that promise no last digits."""
-    found = rebuilt_by_difference(view, layer, selection, at_step, allow_inexact, check)
-    return rebuild(view, layer, selection, at_step, allow_inexact, check, partners) if found is None else found
+    found = rebuilt_by_difference(view, layer, selections[layer.name], at_step, allow_inexact, check)
+    return rebuild(view, layer, selections, at_step, allow_inexact, check) if found is None else found
 
 
 def term_sizes(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Doubles:

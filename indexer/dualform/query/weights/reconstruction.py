@@ -41,7 +41,16 @@ from dualform.query.weights.exactness import (
 )
 from dualform.query.weights.missing_terms import deleted_sum_added, why_scores_only
 from dualform.query.weights.slot_gradients import rounding_gradients
-from dualform.query.weights.trajectory import blocks_of, build, length, unrecorded_changes, way
+from dualform.query.weights.trajectory import (
+    Selections,
+    blocks_of,
+    build,
+    every_slot,
+    length,
+    no_slot,
+    unrecorded_changes,
+    way,
+)
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
@@ -49,6 +58,7 @@ from dualform.questions.filters import Filter
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
+_EXACTLY = Status("exact")
 _AGREES = 3.0
 """Times the rounding floor: what the watch sees along a few directions is an estimate of a norm."""
 
@@ -70,8 +80,7 @@ def _certify(view: View, layer: Layer, check: Check) -> Reconstruction:
     measured = status(view, layer)
     if why_scores_only(view, layer):
         return Reconstruction(None, measured)
-    every = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
-    terms = unrecorded_changes(view, layer, every[layer.name], check, every, afresh=True)
+    terms = unrecorded_changes(view, layer, every_slot(view), check, afresh=True)
     if not terms:
         # Nothing on disk tells a training that still runs from one that was killed.
         reason = "there are no final weights: the recording was cut off, or still runs."
@@ -228,64 +237,45 @@ class RebuiltWeights:
 
 
 def rebuild(
-    view: View,
-    layer: Layer,
-    selection: Selection,
-    at_step: int | None,
-    allow_inexact: bool,
-    check: Check,
-    partners: Mapping[str, Selection] | None = None,
+    view: View, layer: Layer, selections: Selections, at_step: int | None, allow_inexact: bool, check: Check
 ) -> RebuiltWeights:
     """The weights as the selected slots leave them, with the unrecorded change where the record is not exact.
 
-    `partners`: by layer, the entries that stay of other layers that hold the same parameters. Raises Inexact as
-    `require` says.
+    `selections`: of the layer, and of others that hold a parameter of it. Raises Inexact as `require` says.
     """
     check_step(at_step, view.snapshot.steps)
     status = require(view, layer, at_step, allow_inexact, check)
-    key = ("weights", layer.name, selection.identity, _identity(partners), at_step)
-    return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, status, check, partners), check)
+    identity = tuple(selections[own.name].identity for own in view.holders(layer.parameters))
+    return view.cache.get(
+        ("weights", layer.name, identity, at_step),
+        lambda: _rebuild(view, layer, selections, at_step, status, check),
+        check,
+    )
 
 
 def rebuild_without_slots(
     view: View, layer: Layer, at_step: int | None, allow_inexact: bool, check: Check
 ) -> RebuiltWeights:
     """What of the weights no slot brought. Raises as `rebuild`."""
-    none = {name: no_slot(view, other) for name, other in view.snapshot.layers.items()}
-    return rebuild(view, layer, none[layer.name], at_step, allow_inexact, check, none)
+    return rebuild(view, layer, no_slot(view), at_step, allow_inexact, check)
 
 
-def recorded(
-    view: View,
-    layer: Layer,
-    selection: Selection,
-    at_step: int | None,
-    check: Check,
-    partners: Mapping[str, Selection] | None = None,
-) -> RebuiltWeights:
+def recorded(view: View, layer: Layer, selections: Selections, at_step: int | None, check: Check) -> RebuiltWeights:
     """What the record alone makes of the weights, whatever its status: without what moved them outside of it."""
-    return joined_blocks(layer, build(view, layer, selection, at_step, check, partners), Status("exact"), 0.0)
-
-
-def recorded_without_slots(view: View, layer: Layer, at_step: int | None, check: Check) -> RebuiltWeights:
-    """What of that no slot brought."""
-    none = {name: no_slot(view, other) for name, other in view.snapshot.layers.items()}
-    return recorded(view, layer, none[layer.name], at_step, check, none)
+    return joined_blocks(layer, build(view, layer, selections, at_step, check))
 
 
 def before_the_record(view: View, layer: Layer, at_step: int | None, check: Check) -> RebuiltWeights:
     """What of that began before: a_0 W_0 and the optimizer's first buffers, without what was deleted."""
-    found = recorded_without_slots(view, layer, at_step, check).parameters
+    found = build(view, layer, no_slot(view), at_step, check)
     deleted = deleted_sum_added(view, layer, {}, at_step)
-    blocks = {name: own - deleted[name] if name in deleted else own for name, own in found.items()}
-    return joined_blocks(layer, blocks, Status("exact"), 0.0)
+    return joined_blocks(layer, {name: own - deleted[name] if name in deleted else own for name, own in found.items()})
 
 
 def missed_by_the_record(view: View, layer: Layer, check: Check) -> RebuiltWeights | None:
     """The final weights, less what the record of all slots makes of them; None where there are none of their shape."""
-    every = {name: mask.selection(view, other, None, check) for name, other in view.snapshot.layers.items()}
-    blocks = unrecorded_changes(view, layer, every[layer.name], check, every)
-    return joined_blocks(layer, blocks, Status("exact"), 0.0) if blocks else None
+    blocks = unrecorded_changes(view, layer, every_slot(view), check)
+    return joined_blocks(layer, blocks) if blocks else None
 
 
 def final_weights(view: View, layer: Layer) -> RebuiltWeights | None:
@@ -295,31 +285,16 @@ def final_weights(view: View, layer: Layer) -> RebuiltWeights | None:
     names = [block.name for block in stored.parameters]
     if not names or any(name not in final or final[name].shape != initial[name].shape for name in names):
         return None
-    return joined_blocks(stored, blocks_of(stored, final), Status("exact"), 0.0).of(layer)
-
-
-def no_slot(view: View, layer: Layer) -> Selection:
-    # No SQL reads like this, so no mask has this identity.
-    return Selection("no slot", np.zeros(view.snapshot.entries(layer.name).count, dtype=np.bool_))
-
-
-def _identity(partners: Mapping[str, Selection] | None) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, selection.identity) for name, selection in (partners or {}).items()))
+    return joined_blocks(stored, blocks_of(stored, final)).of(layer)
 
 
 def _rebuild(
-    view: View,
-    layer: Layer,
-    selection: Selection,
-    at_step: int | None,
-    status: Status,
-    check: Check,
-    partners: Mapping[str, Selection] | None,
+    view: View, layer: Layer, selections: Selections, at_step: int | None, status: Status, check: Check
 ) -> RebuiltWeights:
-    parameters = build(view, layer, selection, at_step, check, partners)
+    parameters = build(view, layer, selections, at_step, check)
     unrecorded_change = 0.0
     at_end = at_step is None or at_step == view.snapshot.steps
-    terms = unrecorded_changes(view, layer, selection, check, partners) if at_end and not status.exact else {}
+    terms = unrecorded_changes(view, layer, selections, check) if at_end and not status.exact else {}
     parameters = {name: own + terms[name] if name in terms else own for name, own in parameters.items()}
     if whole := deleted_sum_added(view, layer, terms, at_step):
         unrecorded_change = length(whole) / (length(way(view, layer)) or math.nan)
@@ -332,10 +307,9 @@ def tied(view: View, layer: Layer, where: str | Filter | None, check: Check) -> 
     Raises BadInput where one of them has slots of another space, and the mask names more than columns of the sample: it
     says nothing of those slots then.
     """
-    own = {block.block_name for block in layer.parameters}
     found = {}
-    for other in view.snapshot.layers.values():
-        if other.name == layer.name or own.isdisjoint(block.block_name for block in other.parameters):
+    for other in view.holders(layer.parameters):
+        if other.name == layer.name:
             continue
         if where is not None and other.space != layer.space and not _of_samples(view, where, layer, other):
             raise BadInput(
@@ -357,7 +331,7 @@ def _of_samples(view: View, where: str | Filter, *layers: Layer) -> bool:
 
 
 def joined_blocks(
-    layer: Layer, blocks: Mapping[str, Doubles], status: Status, unrecorded_change: float
+    layer: Layer, blocks: Mapping[str, Doubles], status: Status = _EXACTLY, unrecorded_change: float = 0.0
 ) -> RebuiltWeights:
     """The blocks in their places of [W | b]; those that are weights as parts of it."""
     weight = np.empty((layer.d_out, layer.weight_width))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Protocol, TypeAlias
 
@@ -113,36 +114,40 @@ class SlotGradients:
         `matmul`: what multiplies them, in `dtype`; of gradients that were rounded, in float64.
         """
         self._shape = shape
-        self._matmul = matmul
-        self._whole, self._remaining = _Sum(shape, matmul, dtype), _Sum(shape, matmul, dtype)
+        self._sum: Callable[[], _Sum] = partial(_Sum, shape, matmul, dtype)
+        self._remaining, self._rest = self._sum(), self._sum()
         self._of_groups = list[_Sum]()
-        self._terms = [
-            _LayerTerms(view, *holder, None if read is None else read[holder[0].name], dtype) for holder in holders
-        ]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
+        self._terms = [
+            _LayerTerms(view, layer, place, None if read is None else read[layer.name], dtype)
+            for layer, place, _ in holders
+        ]
+        # Of what stays and of the rest; of the rest alone, as the whole, where all stays.
+        self._parts = [None if self.all_stay else (~own.stays).astype(np.int8) for _, _, own in holders]
 
     def of(self, first_step: int, last_step: int, half: HalfType | None, check: Check) -> tuple[Doubles, Doubles]:
         """Both of the block's shape: what the slots of the steps made, both ends included, and what those
         that stay did. The same array where all stay. The caller's until the next call, to write to as well. `half`: the
         type of a gradient that is of half precision itself.
         """
-        remaining = None if self.all_stay else self._remaining.cleared()
-        whole = self._whole.cleared()
-        for terms in self._terms:
+        remaining, whole = self._remaining.cleared(), self._rest.cleared()
+        sums = [whole] if self.all_stay else [remaining, whole]
+        for terms, parts in zip(self._terms, self._parts, strict=True):
             for start, stop in terms.unrounded(first_step, last_step):
-                check()
-                terms.add(start, stop, whole, remaining)
-        if remaining is not None:
+                terms.add(start, stop, parts, sums.__getitem__, check)
+        if not self.all_stay:
             whole.add(remaining.total())
-        products = [product for terms in self._terms for product in terms.products(first_step, last_step)]
-        rest = np.zeros(self._shape) if remaining is not None and products else None
-        for _, of_copy in groupby(sorted(products, key=lambda product: product.order), lambda one: one.order[:2]):
+        pairs = zip(self._terms, self._parts, strict=True)
+        products = [(one, parts) for terms, parts in pairs for one in terms.products(first_step, last_step)]
+        rest = np.zeros(self._shape) if products and not self.all_stay else None
+        products.sort(key=lambda own: own[0].order)
+        for _, of_copy in groupby(products, lambda own: own[0].order[:2]):
             before = whole.total().copy() if rest is not None else None
             unrounded = self._add_copy(list(of_copy), whole, remaining, half, check)
             if rest is not None and before is not None:
                 rest += whole.total() - before - unrounded
-        if remaining is None:
+        if self.all_stay:
             return whole.total(), whole.total()
         return whole.total(), remaining.total() if rest is None else remaining.total() + rest
 
@@ -154,49 +159,42 @@ class SlotGradients:
         groups: int,
         check: Check,
         coefficients: Sequence[Doubles] | None = None,
-    ) -> Doubles:
-        """float64[groups, …]: what the slots of each group made of the steps, both ends included, nothing rounded.
+    ) -> dict[int, Doubles]:
+        """By group that has slots in the steps, both ends included, what they made of the block, nothing rounded. The
+        caller's until the next call, to write to as well.
 
         By holder, `numbers` are the group of each entry, `groups` for one in none, and `coefficients` what its gradient
         is multiplied by.
-        """
-        found = np.zeros((groups, *self._shape))
-        sums = [_Sum(self._shape, self._matmul, into=own) for own in found]
-        for place, (terms, own) in enumerate(zip(self._terms, numbers, strict=True)):
-            times = None if coefficients is None else coefficients[place]
-            terms.add_groups(*terms.entries(first_step, last_step), own, groups, times, sums.__getitem__, check)
-        return found
-
-    def by_group(
-        self, first_step: int, last_step: int, numbers: Sequence[NDArray[np.int64]], groups: int, check: Check
-    ) -> dict[int, Doubles]:
-        """As `of_groups` without coefficients, of groups that have slots in these steps. The caller's until the next
-        call, to write to as well.
         """
         found = dict[int, _Sum]()
 
         def sum_of(group: int) -> _Sum:
             if group not in found:
                 if len(found) == len(self._of_groups):
-                    self._of_groups.append(_Sum(self._shape, self._matmul))
+                    self._of_groups.append(self._sum())
                 found[group] = self._of_groups[len(found)].cleared()
             return found[group]
 
-        for terms, own in zip(self._terms, numbers, strict=True):
-            terms.add_groups(*terms.entries(first_step, last_step), own, groups, None, sum_of, check)
+        times = [None] * len(numbers) if coefficients is None else coefficients
+        for terms, own, weights in zip(self._terms, numbers, times, strict=True):
+            terms.add(*terms.entries(first_step, last_step), own, sum_of, check, groups, weights)
         return {group: own.total() for group, own in found.items()}
 
     def _add_copy(
-        self, products: Sequence[_Product], whole: _Sum, remaining: _Sum | None, half: HalfType | None, check: Check
+        self,
+        products: Sequence[tuple[_Product, NDArray[np.int8] | None]],
+        whole: _Sum,
+        remaining: _Sum,
+        half: HalfType | None,
+        check: Check,
     ) -> Doubles:
         """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
         rounded: Doubles | None = None
-        unrounded, own = np.zeros(self._shape), _Sum(self._shape, self._matmul)
-        stays = None if remaining is None else _Sum(self._shape, self._matmul)
-        for product in products:
-            check()
-            product.terms.add(product.start, product.stop, own.cleared(), None if stays is None else stays.cleared())
-            if remaining is not None and stays is not None:
+        unrounded, own, stays = np.zeros(self._shape), self._sum(), self._sum()
+        for product, parts in products:
+            sums = [own.cleared()] if parts is None else [stays.cleared(), own.cleared()]
+            product.terms.add(product.start, product.stop, parts, sums.__getitem__, check)
+            if parts is not None:
                 remaining.add(stays.total())
                 own.add(stays.total())
             rounded = with_product(rounded, own.total(), product.dtype)
@@ -211,11 +209,9 @@ class SlotGradients:
 class _Sum:
     """A sum of products, kept in one array: to fill a new one for each product takes longer than the product."""
 
-    def __init__(
-        self, shape: tuple[int, ...], matmul: Matmul, dtype: DTypeLike = np.float64, into: Doubles | None = None
-    ) -> None:
-        """`into`: the array that it is kept in, of zeros; one of its own where None."""
-        self._total, self._empty, self._matmul = np.empty(shape, dtype) if into is None else into, True, matmul
+    def __init__(self, shape: tuple[int, ...], matmul: Matmul, dtype: DTypeLike) -> None:
+        self._total: Doubles = np.empty(shape, dtype)
+        self._empty, self._matmul = True, matmul
 
     def cleared(self) -> _Sum:
         """This one, without what was added before."""
@@ -264,12 +260,10 @@ class _LayerTerms:
         view: View,
         layer: Layer,
         place: Parameter,
-        selection: Selection,
         read: HeldSlots | None,
         dtype: DTypeLike,
     ) -> None:
-        self._steps, self._stays = view.slot_steps(layer), selection.stays
-        self._products = view.products(layer)
+        self._steps, self._products = view.slot_steps(layer), view.products(layer)
         self._values = view.snapshot.values(layer.name) if read is None else read
         keys = view.snapshot.keys(layer.name) if read is None else read
         self._keys = None if place in layer.biases else keys
@@ -300,66 +294,56 @@ class _LayerTerms:
             order = (int(found.step[number]), int(found.copy[number]), int(found.place[number]))
             yield _Product(self, int(found.first[number]), int(found.stop[number]), found.dtype[number], order)
 
-    def add(self, begin: int, end: int, rest: _Sum, remaining: _Sum | None) -> None:
-        """Add what a range of entries makes: those that stay to `remaining`, the others to `rest`, which gets all where
-        there is no `remaining`. So each entry is multiplied once, however many stay.
-        """
-        for start in range(begin, end, self._size):
-            stop = min(start + self._size, end)
-            order: slice | NDArray[np.int64] = slice(None)
-            count = 0
-            if remaining is not None:
-                stays = self._stays[start:stop]
-                order, count = np.argsort(~stays, kind="stable"), int(stays.sum())
-            values, keys = self._wide(self._values.block(start, stop), order, "values"), None
-            if self._keys is not None:
-                own = self._keys.entry_block(start, stop)
-                keys = self._wide(own if self._groups > 1 else own[:, self._columns], order, "keys")
-            for total, first, last in ((remaining, 0, count), (rest, count, stop - start)):
-                if total is not None and first < last:
-                    self._add(total, values[first:last], None if keys is None else keys[first:last])
-
-    def add_groups(
+    def add(
         self,
         begin: int,
         end: int,
-        numbers: NDArray[np.int64],
-        groups: int,
-        coefficients: Doubles | None,
+        numbers: NDArray[np.integer[Any]] | None,
         sum_of: Callable[[int], _Sum],
         check: Check,
+        groups: int | None = None,
+        coefficients: Doubles | None = None,
     ) -> None:
-        """Add what each entry of a range makes, times its coefficient if there are any, to the sum of its group, if it
-        is in one of so many.
+        """Add what each entry of a range makes, times its coefficient if there are any, to the sum of its group: each
+        is multiplied once, however many groups there are.
+
+        `numbers`: the group of each entry of the layer; None where all are of the first one. `groups`: the number of
+        those that are asked for, None for all.
         """
         for start in range(begin, end, self._size):
             check()
             stop = min(start + self._size, end)
-            order = np.flatnonzero(numbers[start:stop] < groups)
-            if not len(order):
+            order: slice | NDArray[np.int64] = slice(None)
+            ordered: NDArray[Any] = np.zeros(stop - start, np.int8) if numbers is None else numbers[start:stop]
+            if groups is not None:
+                ordered = ordered.astype(np.min_scalar_type(groups))  # small ones are sorted sooner
+            if (ordered[1:] < ordered[:-1]).any():
+                order = np.argsort(ordered, kind="stable")
+                ordered = ordered[order]
+            if groups is not None and ordered[-1] >= groups:
+                own = slice(None, int(np.searchsorted(ordered, groups)))
+                order, ordered = order[own] if isinstance(order, np.ndarray) else own, ordered[own]
+            if not len(ordered):
                 continue
-            own = numbers[start:stop][order].astype(np.min_scalar_type(groups))  # small ones are sorted sooner
-            order = order[np.argsort(own, kind="stable")]
             values, keys = self._wide(self._values.block(start, stop), order, "values"), None
             if coefficients is not None:
                 times = coefficients[start:stop][order]
-                values[times == 0] = 0  # whatever they are: no update used them
+                values = np.where((times == 0)[:, None], 0.0, values)  # whatever they are: no update used them
                 values *= times[:, None]
             if self._keys is not None:
                 rows = self._keys.entry_block(start, stop)
                 keys = self._wide(rows if self._groups > 1 else rows[:, self._columns], order, "keys")
-            ordered = numbers[start:stop][order]
             firsts = begins(ordered)
-            for group, first, last in zip(ordered[firsts].tolist(), firsts, [*firsts[1:], len(order)], strict=True):
+            for group, first, last in zip(ordered[firsts].tolist(), firsts, [*firsts[1:], len(ordered)], strict=True):
                 self._add(sum_of(group), values[first:last], None if keys is None else keys[first:last])
 
     def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> NDArray[Any]:
         """In that order and in the sum's type: as they are, or in an array that is used again."""
+        chosen = rows[order]
         if rows.dtype == self._dtype and isinstance(order, slice):
-            return rows
+            return chosen
         if what not in self._scratch:
             self._scratch[what] = np.empty((self._size, rows.shape[1]), self._dtype)
-        chosen = rows[order]
         wide = self._scratch[what][: len(chosen)]
         np.copyto(wide, chosen)
         return wide

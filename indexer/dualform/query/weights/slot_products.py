@@ -459,9 +459,8 @@ def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
             hint=remedy.hint,
             field=remedy.field,
         )
-    own = {block.block_name for block in layer.weights}
-    for other in view.snapshot.layers.values():
-        if other.name != layer.name and not own.isdisjoint(block.block_name for block in other.parameters):
+    for other in view.holders(layer.weights):
+        if other.name != layer.name:
             raise WithoutValues(
                 f"Contributions of single slots are not defined for layer {layer.name!r}: it shares a parameter with "
                 f"layer {other.name!r}, whose slots are others.",
@@ -494,9 +493,7 @@ class _Parts:
             np.array([view.coefficients(layer, name, at_step, factors=factors).per_step for name in names])
             for factors in (True, False)
         )
-        return cls(
-            per_step, by_settings, np.array([_used_steps(view, layer.log_name(name), at_step) for name in names])
-        )
+        return cls(per_step, by_settings, np.array([used_steps(view, layer.log_name(name), at_step) for name in names]))
 
     def alike(self, speaks: NDArray[np.bool_], steps: NDArray[np.int64], allowed: float) -> bool:
         """Whether at each of some steps all parts that speak of it moved alike."""
@@ -512,9 +509,10 @@ def _first(numbers: NDArray[Any], speaks: NDArray[np.bool_]) -> NDArray[Any]:
     return found
 
 
-def _used_steps(view: View, block: str, at_step: int | None) -> NDArray[np.bool_]:
+def used_steps(view: View, block: str, at_step: int | None) -> NDArray[np.bool_]:
+    """bool[T]: whether an update of a block before `at_step` used the gradient of each step."""
     used = np.zeros(view.snapshot.steps, dtype=np.bool_)
-    for update in updates(view.snapshot, block, view.snapshot.steps if at_step is None else at_step):
+    for update in updates(view.snapshot, block, at_step):
         used[update.first_step : update.last_step + 1] = True
     return used
 

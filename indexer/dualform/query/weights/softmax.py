@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 from dualform.answers import Status
 from dualform.kernels.workers import divide
+from dualform.query.resolved import Resolved
 from dualform.query.score.canonical import as_float32, divisors, score_every, score_rows
 from dualform.query.score.key_rows import KeyRows, key_rows
-from dualform.query.view import Check, View
+from dualform.query.view import Check
 from dualform.query.weights.reconstruction import rebuild_without_slots, require, tied
 from dualform.query.weights.slot_products import (
     Remedy,
@@ -40,10 +41,8 @@ from dualform.query.weights.slot_products import (
     refuse_without_values,
     slot_values,
 )
-from dualform.query.where.mask import Selection
 from dualform.questions import Output
 from dualform.questions.arguments import check_step
-from dualform.store.layer import Layer
 from dualform.store.rows import Keys, Rows
 
 _BATCH = 128
@@ -53,30 +52,20 @@ _HELD_BYTES = 256 << 20
 _REMEDY = Remedy(hint='Pass kernel="linear".', field="kernel")
 
 
-@dataclass(frozen=True, eq=False)
-class SoftmaxOutputs:
-    values: NDArray[np.float32]
-    """float32[n, d_out]."""
-    effective_slots: NDArray[np.float64]
-    """float64[n]: 1 / sum_t p_t^2, 0.0 where no slot attends."""
-    status: Status
-    unrecorded_change: float
-    """As RebuiltWeights has it; 0.0 without the initial weights."""
+def softmax(resolved: Resolved[Output], check: Check) -> tuple[NDArray[np.float32], Status, float, NDArray[np.float64]]:
+    """The outputs, float32[n, d_out]; the layer's status; the unrecorded change as RebuiltWeights has it, 0.0 without
+    W_0; and effective slots, float64[n]: 1 / sum_t p_t^2, 0.0 where no slot attends.
 
-
-def softmax(
-    view: View, layer: Layer, selection: Selection, question: Output, queries: NDArray[np.float32], check: Check
-) -> SoftmaxOutputs:
-    """Raises Inexact as `require` says, where a key is not finite, and where a slot has no value of its own."""
+    Raises Inexact as `require` says, where a key is not finite, and where a slot has no value of its own.
+    """
+    question, view, layer = resolved.question, resolved.view, resolved.layer
+    selection, queries = resolved.selection, resolved.queries
     at_step, temperature = question.at_step, question.temperature
     assert temperature is not None, "a softmax has one"
     check_step(at_step, view.snapshot.steps)
     refuse_without_values(view, layer.stored, _REMEDY)
-    status, unrecorded_change, beside = (
-        require(view, layer.stored, at_step, question.allow_inexact, check),
-        0.0,
-        np.zeros(1),
-    )
+    status = require(view, layer.stored, at_step, question.allow_inexact, check)
+    unrecorded_change, beside = 0.0, np.zeros(1)
     slots = slot_values(view, layer, selection, at_step, status, check, _REMEDY)
     if question.initial:
         initial = rebuild_without_slots(view, layer.stored, at_step, question.allow_inexact, check).of(layer)
@@ -94,7 +83,7 @@ def softmax(
         weighed = _Weighed(queries[part], temperature, layer.d_out)
         weighed.add_all(rows, view.snapshot.values(layer.name), slots, check)
         sums[part], effective[part] = weighed.means(), weighed.effective_slots()
-    return SoftmaxOutputs(as_float32(beside + sums), effective, status, unrecorded_change)
+    return as_float32(beside + sums), status, unrecorded_change, effective
 
 
 @dataclass(frozen=True, eq=False)

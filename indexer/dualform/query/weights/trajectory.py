@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,49 +41,48 @@ from dualform.rules.half_precision_rule import HalfPrecisionRule
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer, Parameter, of_shape
 
+Selections: TypeAlias = Mapping[str, Selection]
+"""By layer, the entries that stay: of a layer, and of those that hold a parameter block of it."""
 _KIND = f"trajectory 1 of {BLOCK_BYTES}"
 _PIECE = 1 << 15
 """Numbers that a rule which treats each on its own is given at once: within the processor's cache."""
 
 
-def trajectory(view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check) -> Doubles:
+def trajectory(
+    view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check, *, whole: bool = False
+) -> Doubles:
     """The block, as its layer uses it, as the slots that stay leave it once `at_step` steps were taken: float64.
+
+    The `whole` is the block as all slots leave it, as it came out beside what stays. Its last bits are the mask's own,
+    for sums are taken in another order: it is held against this mask's weights, and answers no other question.
 
     Raises Inexact where the optimizer has no update rule.
     """
-    return _found(view, block, holders, at_step, check, whole=False)
-
-
-def whole_beside(view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check) -> Doubles:
-    """The block as all slots leave it, as it came out beside what stays. Its last bits are the mask's own, for sums are
-    taken in another order: it is held against this mask's weights, and answers no other question.
-    """
-    return _found(view, block, holders, at_step, check, whole=True)
-
-
-def _found(
-    view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check, whole: bool
-) -> Doubles:
+    chosen = tuple((layer.name, selection.identity) for layer, _, selection in holders)
     # Both under one key: of two keys, a thread that makes one could wait for a thread that makes the other.
-    made = view.cache.get(_key(block, holders, at_step), lambda: _made(view, block, holders, at_step, check), check)
-    found = made["stays"] if not whole else made.get("whole", made["stays"])
+    made = view.cache.get(
+        ("trajectory", block.block_name, chosen, at_step), lambda: _made(view, block, holders, at_step, check), check
+    )
+    found = made[-1] if whole else made[0]
     return found.T if block.transposed else found
 
 
 def _made(
     view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
-) -> dict[str, Doubles]:
-    """At the end, and with all slots, from beside the keys where it was made before: every page begins with that."""
-    whole = at_step is None and all(selection.stored and selection.stays.all() for _, _, selection in holders)
-    place = _place(view, block, holders) if whole else None
-    if place is None:
-        return _by_name(*_run(view, block, holders, at_step, check))
-    initial = block.stored_block_of(view.stored_weights("initial")[block.name])
-    if (held := place.read((np.float64, initial.shape))) is not None:
-        return {"stays": held[0]}
-    made = _by_name(*_run(view, block, holders, at_step, check))
-    place.write(made["stays"])
-    return made
+) -> tuple[Doubles, ...]:
+    """What stays, and the whole where it is something else. At the end, and with all slots, from beside the keys where
+    it was made before: every page begins with that.
+    """
+    every = at_step is None and all(selection.stored and selection.stays.all() for _, _, selection in holders)
+    place = _place(view, block, holders) if every else None
+    if place is not None:
+        initial = block.stored_block_of(view.stored_weights("initial")[block.name])
+        if (held := place.read((np.float64, initial.shape))) is not None:
+            return (held[0],)
+    whole, stays = _run(view, block, holders, at_step, check)
+    if place is not None:
+        place.write(stays)
+    return (stays,) if whole is stays else (stays, whole)
 
 
 def _place(view: View, block: Parameter, holders: Sequence[Holder]) -> StoredArrays | None:
@@ -95,16 +94,6 @@ def _place(view: View, block: Parameter, holders: Sequence[Holder]) -> StoredArr
     return StoredArrays.of(memory, _KIND, rows, [np.frombuffer(f"{said} {block.block_name}".encode(), np.uint8)])
 
 
-def _by_name(whole: Doubles, remaining: Doubles) -> dict[str, Doubles]:
-    """Of a mask that leaves every slot, one array."""
-    return {"stays": remaining} if whole is remaining else {"stays": remaining, "whole": whole}
-
-
-def _key(block: Parameter, holders: Sequence[Holder], at_step: int | None) -> tuple[Any, ...]:
-    chosen = tuple((layer.name, selection.identity) for layer, _, selection in holders)
-    return ("trajectory", block.block_name, chosen, at_step)
-
-
 def _run(
     view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
 ) -> tuple[Doubles, Doubles]:
@@ -113,8 +102,7 @@ def _run(
     states = _States(rules.first.buffers, *start_of(view, block))
     gradients = SlotGradients(view, holders, states.whole.weight.shape)
     alone = rounding_gradients(view, block.block_name)
-    stop = view.snapshot.steps if at_step is None else at_step
-    for update in updates(view.snapshot, block.block_name, stop):
+    for update in updates(view.snapshot, block.block_name, at_step):
         rule = rules.at(update.last_step)
         half = rule.half if isinstance(rule, HalfPrecisionRule) else None
         whole, remaining = gradients.of(update.first_step, update.last_step, half, check)
@@ -214,10 +202,9 @@ def _joined(state: State, pieces: Sequence[State]) -> State:
 def build(
     view: View,
     layer: Layer,
-    selection: Selection,
+    selections: Selections,
     at_step: int | None,
     check: Check,
-    partners: Mapping[str, Selection] | None = None,
     *,
     whole: bool = False,
     afresh: bool = False,
@@ -226,11 +213,10 @@ def build(
     as it came out beside what the slots which stay make, and `afresh` what they make of it now, whatever was kept.
     """
     found: dict[str, Doubles] = {}
-    rerun = whole_beside if whole else trajectory
     for block in layer.parameters:
-        holders = holders_of(view, layer, block, selection, partners)
+        holders = holders_of(view, block, selections)
         if not BlockRules(view.snapshot, block).linear:
-            found[block.block_name] = rerun(view, block, holders, at_step, check)
+            found[block.block_name] = trajectory(view, block, holders, at_step, check, whole=whole)
             continue
         if whole:
             every = mask.record_itself if afresh else _every_slot
@@ -240,13 +226,7 @@ def build(
 
 
 def unrecorded_changes(
-    view: View,
-    layer: Layer,
-    selection: Selection,
-    check: Check,
-    partners: Mapping[str, Selection] | None = None,
-    *,
-    afresh: bool = False,
+    view: View, layer: Layer, selections: Selections, check: Check, *, afresh: bool = False
 ) -> dict[str, Doubles]:
     """By block, the final weights minus those rebuilt from all slots; empty where there are none of their shape. They
     are for weights as the selected slots leave them. `afresh`: as of `build`.
@@ -255,7 +235,7 @@ def unrecorded_changes(
     names = [block.name for block in layer.parameters]
     if any(name not in final or final[name].shape != initial[name].shape for name in names):
         return {}
-    rebuilt = build(view, layer, selection, None, check, partners, whole=True, afresh=afresh)
+    rebuilt = build(view, layer, selections, None, check, whole=True, afresh=afresh)
     return {name: own - rebuilt[name] for name, own in blocks_of(layer, final).items()}
 
 
@@ -279,17 +259,25 @@ def _every_slot(view: View, layer: Layer) -> Selection:
     return mask.selection(view, layer, None)
 
 
-def holders_of(
-    view: View, layer: Layer, block: Parameter, selection: Selection, partners: Mapping[str, Selection] | None
-) -> list[Holder]:
+def every_slot(view: View) -> Selections:
+    """What no mask leaves out."""
+    return {name: _every_slot(view, layer) for name, layer in view.snapshot.layers.items()}
+
+
+def no_slot(view: View) -> Selections:
+    # No SQL reads like this, so no mask has this identity.
+    counts = {name: view.snapshot.entries(name).count for name in view.snapshot.layers}
+    return {name: Selection("no slot", np.zeros(count, dtype=np.bool_)) for name, count in counts.items()}
+
+
+def holders_of(view: View, block: Parameter, selections: Selections) -> list[Holder]:
     """Every layer that holds a block, its place there, and the slots of that layer that stay."""
-    found = []
-    for other in view.snapshot.layers.values():
-        for place in other.parameters:
-            if place.block_name == block.block_name:
-                own = other.name == layer.name
-                found.append((other, place, selection if own else (partners or {})[other.name]))
-    return found
+    return [
+        (layer, place, selections[layer.name])
+        for layer in view.holders([block])
+        for place in layer.parameters
+        if place.block_name == block.block_name
+    ]
 
 
 def _summed(

@@ -364,6 +364,20 @@ class Samples:
         with self._tables.reading():
             return {name: self._tables.some(TABLE, name, distinct).take(places) for name in names}
 
+    def numbers(self) -> tuple[Integers, Integers]:
+        """int64[S]: the first datapoint of each sample, by dataset and number; and int64[D]: the sample that each
+        datapoint is of, -1 where that is not known.
+        """
+        encoded = self.column("dataset").combine_chunks().dictionary_encode()
+        order = np.argsort(np.argsort(encoded.dictionary.to_pylist()))
+        datasets = np.append(order, -1)[np.asarray(encoded.indices.fill_null(-1), dtype=np.int64)]
+        known = np.flatnonzero(np.asarray(self.column("sample").is_valid()))
+        pairs = np.stack([datasets[known], np.asarray(self.column("sample").drop_null(), dtype=np.int64)])
+        _, first, codes = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
+        found = np.full(self.count, -1)
+        found[known] = codes.reshape(-1)
+        return known[first], found
+
     def unknown(self) -> tuple[Integers, Integers]:
         """Steps and numbers of the datapoints, ascending, that stand for slots whose row is not known."""
         return self._unknown
