@@ -29,7 +29,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from dualform.record.discovery.row_rules import KEPT, RULES, keep, mix, tensors_in
+from dualform.record.discovery.row_rules import KEPT, RULES, Call, keep, mix, tensors_in
 from dualform.record.lineage import KnownRows, Mark
 from dualform.record.taps.autograd import ModelHook, hand_over
 from dualform.record.taps.tap import Listener
@@ -134,7 +134,7 @@ class FollowedRows(KnownRows):
         mode = paused.pop() if paused else None
         if mode is not None:
             mode.__enter__()  # type: ignore[no-untyped-call]
-            keep(self, (*args, *kwargs.values())[:1], {}, output)
+            keep(self, (*args, *kwargs.values())[:1], output)
 
     @property
     def here(self) -> bool:
@@ -218,15 +218,15 @@ class _Mode(TorchFunctionMode):
         rule, followed = RULES.get(name), self._followed
         if rule is None:
             if name not in KEPT:
-                mix(followed, args, kwargs, output)
+                mix(followed, (*args, *kwargs.values()), output)
             elif followed.live or (args and isinstance(args[0], Tensor) and not followed.plainly(args[0])):
-                keep(followed, args, kwargs, output)
+                keep(followed, (*args, *kwargs.values()), output)
             return
         if not args:
             args = tuple([own for key, own in kwargs.items() if key in ("input", "self", "tensors")])
             kwargs = {key: own for key, own in kwargs.items() if key not in ("input", "self", "tensors")}
         try:
-            rule(followed, name, args, kwargs, output)
+            rule(followed, Call(name, func, args, kwargs, output))
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
             # Arguments in a form that is not known here: a torch of another version, a tensor of a kind of its own.
             for own in tensors_in((output,)):
