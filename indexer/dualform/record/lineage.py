@@ -255,9 +255,9 @@ def _shared(one: Tensor, two: Tensor) -> Tensor:
     """
     if _is_column(one) or _is_column(two):
         return one if one.equal(two) else nowhere(one.shape, COLUMN)
-    if one.shape[:-1] != two.shape[:-1] or (one.shape != two.shape and 1 not in (one.shape[-1], two.shape[-1])):
-        return nowhere(one.shape)
-    if one.shape != two.shape:
+    if one.shape[-1] != two.shape[-1]:
+        if 1 not in (one.shape[-1], two.shape[-1]):
+            return nowhere(one.shape)
         one, two = one[..., :1], two[..., :1]
     if one.equal(two):
         return one

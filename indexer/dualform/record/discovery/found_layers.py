@@ -217,7 +217,8 @@ class FoundLayers:
         free = {id(tensor) for watcher in self.watchers for tensor in watcher.free.values()}
         for tap in taps:
             if isinstance(tap, ModuleTap) and not free.isdisjoint(map(id, tap.parameters.values())):
-                self._hiders.append(ProductHider(tap.module, listener))
+                self._hiders.append(ProductHider(tap.module))
+                self._hiders[-1].attach(listener)
 
     def detach(self) -> None:
         self._listener = None
