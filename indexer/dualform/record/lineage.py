@@ -408,8 +408,11 @@ def put_into(own: Tensor, shape: Sizes, index: Sequence[Any], new: Tensor, adds:
 class NumbersOf:
     """An index tensor that is read later."""
 
-    def __init__(self, index: Tensor) -> None:
-        self._own, self._version = index.detach(), None if index.is_inference() else index._version
+    def __init__(self, index: Any) -> None:
+        """`index`: a tensor, or an array of NumPy."""
+        own = index.detach() if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+        self._own = own.bool() if own.dtype == torch.uint8 else own
+        self._version = None if own.is_inference() else self._own._version
 
     def read(self, narrow: bool = False) -> Tensor:
         """On the processor; with `narrow`, axes along which it was expanded have length 1. Raises LookupError where it

@@ -171,32 +171,14 @@ _MOVED = "the tensor"
 """Stands for the tensor whose entries a function moves, among its arguments."""
 
 
-def _frozen(part: Any, moved: Tensor) -> Any:
-    """Arguments with _MOVED in a tensor's place, and what reads them later in place of others."""
-    if part is moved:
-        return _MOVED
-    if isinstance(part, Tensor | np.ndarray):
-        numbers = torch.as_tensor(part, device=None if isinstance(part, Tensor) else "cpu")
-        return NumbersOf(numbers.bool() if numbers.dtype == torch.uint8 else numbers)
+def _each(part: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(part, list | tuple):
-        return tuple([_frozen(own, moved) for own in part])
-    return {name: _frozen(own, moved) for name, own in part.items()} if isinstance(part, dict) else part
+        return tuple([_each(own, change) for own in part])
+    return {name: _each(own, change) for name, own in part.items()} if isinstance(part, dict) else change(part)
 
 
-def _thawed(part: Any, moved: Tensor | None) -> Any:
-    if isinstance(part, NumbersOf):
-        return part.read()
-    if isinstance(part, tuple):
-        return tuple([_thawed(own, moved) for own in part])
-    if isinstance(part, dict):
-        return {name: _thawed(own, moved) for name, own in part.items()}
-    return moved if part is _MOVED else part
-
-
-def _is_steady(part: Any) -> bool:
-    """Whether frozen arguments are the same in every step."""
-    parts = part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else ()
-    return not isinstance(part, NumbersOf) and all(map(_is_steady, parts))
+def _read(part: Any) -> Any:
+    return part.read() if isinstance(part, NumbersOf) else part
 
 
 def _move(
@@ -209,15 +191,23 @@ def _move(
     steady: bool = True,
 ) -> None:
     """`output` holds entries of a tensor in other places, as the function moves them."""
-    if not isinstance(output, Tensor):
-        return
-    frozen, named = _frozen(tuple(args), tensor), _frozen(kwargs or {}, tensor)
+    numbers = list[NumbersOf]()
+
+    def held(part: Any) -> Any:
+        if part is not tensor and isinstance(part, Tensor | np.ndarray):
+            numbers.append(NumbersOf(part))
+            return numbers[-1]
+        return _MOVED if part is tensor else part
+
+    given = _each((tuple(args), kwargs or {}), held)
 
     def call(own: Tensor) -> Any:
-        return function(*_thawed(frozen, own), **_thawed(named, own))
+        places, named = _each(given, lambda part: own if part is _MOVED else _read(part))
+        return function(*places, **named)
 
-    what = (function, repr((frozen, named))) if steady and _is_steady(frozen) and _is_steady(named) else None
-    followed.moved(tensor, output, after.same_moves(call, tuple(output.shape)), what)
+    if isinstance(output, Tensor):
+        what = (function, repr(given)) if steady and not numbers else None
+        followed.moved(tensor, output, after.same_moves(call, tuple(output.shape)), what)
 
 
 @_for(
@@ -305,22 +295,26 @@ def _item(followed: KnownRows, call: Call) -> None:
     tensor, index = call.args
     if not isinstance(call.output, Tensor):
         return
-    parts = [
-        torch.as_tensor(part, device="cpu") if isinstance(part, list) else part
-        for part in (index if isinstance(index, tuple) else (index,))
-    ]
+    parts = _as_numbers(index if isinstance(index, tuple) else (index,))
     moves = len(parts) > 1 and isinstance(parts[1], Tensor | np.ndarray) and _moves_tokens(tensor, call.output, 1)
-    if not moves and followed.plainly(tensor) and _leaves_first(parts, tensor.dim()):
-        return
-    if followed.of(tensor) is Mark.MODEL:
-        _looked_up(followed, parts, call.output)
-        return
+    if moves or not followed.plainly(tensor) or not _leaves_first(parts, tensor.dim()):
+        _take(followed, tensor, parts, call.output)
+
+
+def _as_numbers(parts: Iterable[Any]) -> list[Any]:
+    return [torch.as_tensor(part, device="cpu") if isinstance(part, list) else part for part in parts]
+
+
+def _take(followed: KnownRows, tensor: Tensor, parts: list[Any], output: Tensor) -> None:
+    """`output` holds what an index takes of a tensor."""
     every = _of_each_axis(parts, tensor.dim())
     whole = all(isinstance(part, slice) for part in every) and all(part == slice(None) for part in every[:-1])
-    if whole and len(every) == tensor.dim() > 1:  # other columns of the same rows
-        keep(followed, (tensor,), call.output)
+    if followed.of(tensor) is Mark.MODEL:
+        _looked_up(followed, parts, output)
+    elif whole and len(every) == tensor.dim() > 1:  # other columns of the same rows
+        keep(followed, (tensor,), output)
     else:
-        _move(followed, tensor, call.output, getitem, (tensor, parts))
+        _move(followed, tensor, output, getitem, (tensor, parts))
 
 
 def _leaves_first(parts: list[Any], dims: int) -> bool:
@@ -371,7 +365,7 @@ def _embedded(followed: KnownRows, call: Call) -> None:
     number = next((own for own in tensors if not own.is_floating_point()), None)
     table = next((own for own in tensors if own.is_floating_point()), None)
     if number is not None and table is not None and followed.of(table) not in (Mark.MODEL, Mark.MADE):
-        _move(followed, table, call.output, getitem, (table, number))  # rows of a batch
+        _take(followed, table, [number], call.output)  # rows of a batch
     elif number is not None and not followed.plainly(number):
         _looked_up(followed, [number], call.output)
 
@@ -380,10 +374,8 @@ def _embedded(followed: KnownRows, call: Call) -> None:
 def _selected(followed: KnownRows, call: Call) -> None:
     tensor, given = call.tensor, call.named("dim", "index")
     axis, index = given["dim"] % max(tensor.dim(), 1), given["index"]
-    if followed.of(tensor) is Mark.MODEL:
-        _looked_up(followed, [index] if axis == 0 else [slice(None), index], call.output)
-    elif axis == 0 or not followed.plainly(tensor) or _moves_tokens(tensor, call.output, axis):
-        _move(followed, tensor, call.output, call.function, call.args, call.kwargs)
+    if axis == 0 or not followed.plainly(tensor) or _moves_tokens(tensor, call.output, axis):
+        _take(followed, tensor, [*[slice(None)] * axis, index], call.output)
 
 
 @_for("gather take_along_dim sort topk")
@@ -424,17 +416,13 @@ def _sliced(followed: KnownRows, call: Call) -> None:
     if not isinstance(dim, int) or (dim % tensor.dim() != 0 and followed.plainly(tensor)):
         return
     axis, parts = dim % tensor.dim(), [call.output] if isinstance(call.output, Tensor) else list(call.output)
-    if axis == tensor.dim() - 1 > 0 and name not in ("select", "unbind"):  # other columns of the same rows
-        for part in parts:
-            keep(followed, (tensor,), part)
-        return
     start = int(given["start"]) % max(tensor.shape[axis], 1) if name == "narrow" else 0
     for number, part in enumerate(parts):
         if name == "select" or part.dim() < tensor.dim():
             own: Any = int(given.get("index", number))
         else:
             start, own = start + part.shape[axis], slice(start, start + part.shape[axis])
-        _move(followed, tensor, part, getitem, (tensor, (*[slice(None)] * axis, own)))
+        _take(followed, tensor, [*[slice(None)] * axis, own], part)
 
 
 _BY_AXIS = "index_copy index_add index_reduce scatter scatter_add scatter_reduce"
@@ -489,14 +477,15 @@ def _whole_rows(index: Any, value: Tensor, to: Tensor, mask: bool) -> list[Any]:
 def _overwritten(followed: KnownRows, to: Tensor, value: Tensor, parts: list[Any], adds: bool) -> Known:
     """What is known of a tensor once `value` stands at an index of it."""
     own, new, shape = followed.lineage(to), followed.lineage(value), tuple(to.shape)
-    index = _of_each_axis([torch.as_tensor(p, device="cpu") if isinstance(p, list) else p for p in parts], to.dim())
+    index = _of_each_axis(_as_numbers(parts), to.dim())
     if not isinstance(new, Lineage) or not parts or None in index:
         return Mark.MIXED
     none = Lineage(new.source, shape, False, lambda: [after.nowhere(shape, after.EMPTY)] * len(new.source))
-    base, frozen = own if isinstance(own, Lineage) else none, _frozen(tuple(index), to)
+    base = own if isinstance(own, Lineage) else none
+    held = [NumbersOf(part) if isinstance(part, Tensor | np.ndarray) else part for part in index]
 
     def make() -> after.Coordinates:
-        read = _thawed(frozen, None)
+        read = [*map(_read, held)]
         if base.source == new.source:
             both = zip(base.coordinates, new.coordinates, strict=True)
             return [after.put_into(old, shape, read, its, adds) for old, its in both]
@@ -685,12 +674,7 @@ def _multiplied(followed: KnownRows, call: Call) -> None:
 
 @_for("_pack_padded_sequence")
 def _packed(followed: KnownRows, call: Call) -> None:
-    lengths = NumbersOf(call.args[1])
-
-    def packs(own: Tensor) -> Any:
-        return call.function(own, lengths.read(), *call.args[2:])[0]
-
-    followed.moved(call.tensor, call.output[0], after.same_moves(packs, tuple(call.output[0].shape)))
+    _move(followed, call.tensor, call.output[0], lambda *given: call.function(*given)[0], call.args)
 
 
 _PADDING = -4
@@ -699,13 +683,11 @@ _PADDING = -4
 
 @_for("_pad_packed_sequence")
 def _padded(followed: KnownRows, call: Call) -> None:
-    sizes, batch_first = NumbersOf(call.args[1]), bool(call.args[2])
-
-    def pads(own: Tensor) -> Any:
-        found = call.function(own, sizes.read(), batch_first, _PADDING, *call.args[4:])[0]
+    def pads(own: Tensor, sizes: Tensor, batch_first: bool, padding: float, length: int) -> Tensor:
+        found: Tensor = call.function(own, sizes, batch_first, _PADDING, length)[0]
         return found.where(found != _PADDING, found.narrow(1 if batch_first else 0, 0, 1))
 
-    followed.moved(call.tensor, call.output[0], after.same_moves(pads, tuple(call.output[0].shape)))
+    _move(followed, call.tensor, call.output[0], pads, call.args)
 
 
 @_for("lstm gru rnn_tanh rnn_relu")
