@@ -674,7 +674,8 @@ def _multiplied(followed: KnownRows, call: Call) -> None:
 
 @_for("_pack_padded_sequence")
 def _packed(followed: KnownRows, call: Call) -> None:
-    _move(followed, call.tensor, call.output[0], lambda *given: call.function(*given)[0], call.args)
+    packs = call.function  # what reads it later holds none of the call's tensors
+    _move(followed, call.tensor, call.output[0], lambda *given: packs(*given)[0], call.args)
 
 
 _PADDING = -4
@@ -683,8 +684,10 @@ _PADDING = -4
 
 @_for("_pad_packed_sequence")
 def _padded(followed: KnownRows, call: Call) -> None:
+    function = call.function
+
     def pads(own: Tensor, sizes: Tensor, batch_first: bool, padding: float, length: int) -> Tensor:
-        found: Tensor = call.function(own, sizes, batch_first, _PADDING, length)[0]
+        found: Tensor = function(own, sizes, batch_first, _PADDING, length)[0]
         return found.where(found != _PADDING, found.narrow(1 if batch_first else 0, 0, 1))
 
     _move(followed, call.tensor, call.output[0], pads, call.args)
