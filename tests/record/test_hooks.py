@@ -25,7 +25,7 @@ from dualform.errors import RecordingError
 from dualform.record.session import OPEN
 from dualform.record.slots.step_record import Collector
 from dualform.record.taps import autograd
-from dualform.record.taps.matrix import LISTENING
+from dualform.record.taps.matrix import BY_HAND
 from dualform.record.taps.watcher import _AROUND
 from dualform.store.writing.writer import Writer
 from tests.reliability import report, soaking
@@ -272,7 +272,7 @@ def hooked(model, optimizer):
         for name in ("_forward_hooks", "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
         if hasattr(module, name)
     ]
-    parts += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, LISTENING, autograd._JOINED]
+    parts += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, BY_HAND, autograd._JOINED]
     return [*(own for part in parts for own in part), *_AROUND.entered, *(own for own in OPEN if own is model)]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from dualform.answers import Weights
 from dualform.errors import BadInput, RecordingError
 from dualform.record.ranks import whole_model
 from dualform.record.session import refuse_recorded
+from dualform.record.torch_internals import set_version_counters
 
 _VERSIONS = count(1 << 30)
 """Of tensors while weights are applied to them: a graph that was made with some of them is no graph with others."""
@@ -96,9 +96,4 @@ def _versions(tensors: Iterable[Tensor]) -> list[int]:
 def _set_versions(tensors: Iterable[Tensor], versions: list[int]) -> None:
     """As `_versions` gives them."""
     counting = [tensor for tensor in tensors if not tensor.is_inference()]
-    put: Any = torch._C._autograd._unsafe_set_version_counter
-    try:
-        put(tuple(counting), tuple(versions))
-    except TypeError:  # of an older torch, which sets them one by one
-        for tensor, version in zip(counting, versions, strict=True):
-            put(tensor, version)
+    set_version_counters(counting, versions)

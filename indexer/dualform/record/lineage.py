@@ -7,18 +7,19 @@ order. Coordinates say, for each entry of a tensor, where it stood along each ax
     x.transpose(0, 1)         [L, B, d]     row (1, B, 1), place (L, 1, 1), column (1, 1, d)
     ….reshape(-1, d)          [L * B, d]    row (L * B, 1), place (L * B, 1), column (1, d)
 
-An axis along which a coordinate does not change has length 1 there, so that columns cost nothing. What is done in every
-step alike is one object in all of them, and its coordinates are made once; indices of a step are read only if a layer
-needs them.
+An axis along which a coordinate does not change has length 1 there, so that columns cost nothing. Most coordinates are
+what the function itself makes of those before it (`same_moves`). What is done in every step alike is one object in all
+of them, and its coordinates are made once; indices of a step are read only if a layer needs them.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,11 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Numbers: TypeAlias = NDArray[np.int64]
-Coordinates: TypeAlias = Sequence[Numbers]
-"""By axis of the source, one array that broadcasts to the tensor's shape; LOST or COLUMN where there is none."""
+Coordinates: TypeAlias = Sequence[Tensor]
+"""By axis of the source, one int64 tensor that broadcasts to the tensor's shape; LOST or COLUMN where there is none."""
 Sizes: TypeAlias = tuple[int, ...]
-Change: TypeAlias = Callable[[Coordinates, Sizes], Coordinates]
-"""What an operation makes of the coordinates of a tensor of some shape."""
+Change: TypeAlias = Callable[[Tensor, Sizes], Tensor]
+"""What an operation makes of one coordinate of a tensor of some shape."""
 
 
 _STEADY = 4096
@@ -54,18 +55,17 @@ class Lineage:
     """Of one tensor."""
 
     def __init__(
-        self, source: Sizes, shape: Sizes, steady: bool, make: Callable[[], Coordinates], root: Lineage | None = None
+        self, source: Sizes, shape: Sizes, steady: bool, make: Callable[[], Coordinates], before: Lineage | None = None
     ) -> None:
-        """`source`, `shape`: of the source and of the tensor; `steady`: whether it is the same in every step; `root`:
-        that of the source.
+        """`source`, `shape`: of the source and of the tensor; `steady`: whether it is the same in every step; `before`:
+        what it was made of, whose coordinates are made first.
         """
-        self._root = root or self
+        self._root: Lineage = self if before is None else before._root
         self.grown = 0
         """Of a source: how many lineages were made of it that are kept."""
         self.source, self.shape, self.steady = source, shape, steady
         self._make: Callable[[], Coordinates] | None = make
-        self._before: Lineage | None = None
-        """What it was made of, whose coordinates are made first."""
+        self._before = before
         self._coordinates: Coordinates | None = None
         self._next: dict[Any, Lineage] = {}
 
@@ -73,7 +73,8 @@ class Lineage:
     def of_source(shape: Sizes) -> Lineage:
         def make() -> Coordinates:
             ones = [1] * len(shape)
-            return [np.arange(n).reshape([*ones[:axis], n, *ones[axis + 1 :]]) for axis, n in enumerate(shape)]
+            every = (torch.arange(n, device="cpu") for n in shape)
+            return [own.view([*ones[:axis], len(own), *ones[axis + 1 :]]) for axis, own in enumerate(every)]
 
         return Lineage(shape, shape, True, make)
 
@@ -90,26 +91,27 @@ class Lineage:
     def _made(self) -> None:
         if self._coordinates is None:
             assert self._make is not None
-            made = self._make()
-            # Indices that torch reads otherwise than NumPy: nothing is known of the rows.
-            fits = all(
-                own.ndim == len(self.shape) and all(n in (1, m) for n, m in zip(own.shape, self.shape, strict=True))
-                for own in made
-            )
-            self._coordinates = made if fits else [nowhere(len(self.shape)) for _ in made]
+            try:
+                made = self._make()
+            except (LookupError, RuntimeError):  # an index that was written to, or is read otherwise
+                made = [nowhere(self.shape)] * len(self.source)
+            self._coordinates = [own if _fits(own, self.shape) else nowhere(self.shape) for own in made]
             self._make = self._before = None
 
     def then(self, shape: Sizes, change: Change, what: Any = None) -> Lineage:
-        """Of what an operation makes of it. `what` names the operation with all of its numbers; None if numbers of
-        this step are among them.
+        """Of what an operation makes of each coordinate. `what` names the operation with all of its numbers; None if
+        numbers of this step are among them.
         """
+        return self.together(shape, lambda: [change(own, self.shape) for own in self.coordinates], what)
+
+    def together(self, shape: Sizes, make: Callable[[], Coordinates], what: Any = None) -> Lineage:
+        """As `then`, of what makes all coordinates at once."""
         found = None if what is None else self._next.get((what, shape))
         if found is None:
             parts = what if isinstance(what, tuple) else ()
             steady = self.steady and what is not None
             steady = steady and all(part.steady for part in parts if isinstance(part, Lineage))
-            found = Lineage(self.source, shape, steady, lambda: change(self.coordinates, self.shape), self._root)
-            found._before = self
+            found = Lineage(self.source, shape, steady, make, self)
             self._root.grown += steady
             if what is not None:
                 self._next[what, shape] = found
@@ -118,24 +120,20 @@ class Lineage:
     def beside(self, other: Lineage) -> Lineage:
         """Of entries of two tensors together, as of a sum: places that are not the same in both are lost."""
 
-        def change(coordinates: Coordinates, shape: Sizes) -> Coordinates:
+        def make() -> Coordinates:
             if other.source == self.source:
-                return [_shared(one, two) for one, two in zip(coordinates, other.coordinates, strict=True)]
+                return [_shared(one, two) for one, two in zip(self.coordinates, other.coordinates, strict=True)]
             # Of two sources: an axis of the one is one of the other, as that of the batch is, or it is lost.
-            theirs = list(zip(other.source, other.coordinates, strict=True))
-            found = [
+            theirs = [(number, *own) for number, own in enumerate(zip(other.source, other.coordinates, strict=True))]
+            return [
                 own
-                if any(
-                    np.array_equal(own, its) and (own.size > 1 or (a, n) == (b, m)) for b, (m, its) in enumerate(theirs)
-                )
-                else None
-                for a, (n, own) in enumerate(zip(self.source, coordinates, strict=True))
+                if any(own.equal(its) and (own.numel() > 1 or (a, n) == (b, m)) for b, m, its in theirs)
+                else nowhere(own.shape, COLUMN if _is_column(own) else LOST)
+                for a, (n, own) in enumerate(zip(self.source, self.coordinates, strict=True))
             ]
-            lost = [nowhere(len(shape), COLUMN if _is_column(own) else LOST) for own in coordinates]
-            return [none if own is None else own for own, none in zip(found, lost, strict=True)]
 
         both = tuple(max(a, b) for a, b in zip(self.shape, other.shape, strict=True))
-        return self.then(both, change, ("beside", other))
+        return self.together(both, make, ("beside", other))
 
     @cached_property
     def plain(self) -> bool:
@@ -143,7 +141,9 @@ class Lineage:
         if not self.steady or not self.source or not self.shape or self.source[0] != self.shape[0]:
             return False
         first, *rest = self.coordinates
-        return first.size == self.shape[0] and _runs_along(first, 0) and all(own.shape[0] == 1 for own in rest)
+        lies = first.numel() == first.shape[0] == self.shape[0]
+        lies = lies and first.reshape(-1).equal(torch.arange(len(first), device="cpu"))
+        return lies and all(own.shape[0] == 1 for own in rest)
 
     def per_slot(self, leading: Sizes, first_axis: bool) -> list[Numbers | None]:
         """By axis of the source, int64[n]: where each slot of a key with these leading dimensions stood; None for an
@@ -154,9 +154,9 @@ class Lineage:
             return []
         found: list[Numbers | None] = []
         for own in self.coordinates:
-            apart = any(n != 1 for n in own.shape[count:]) or (own.size == 1 and own.reshape(-1)[0] == COLUMN)
-            wide = own.reshape(own.shape[:count] + (1,) * (len(leading) - count)) if not apart else None
-            found.append(None if wide is None else np.ascontiguousarray(np.broadcast_to(wide, leading)).reshape(-1))
+            apart = any(n != 1 for n in own.shape[count:]) or (own.numel() == 1 and own.item() == COLUMN)
+            wide = None if apart else own.reshape(own.shape[:count] + (1,) * (len(leading) - count)).expand(leading)
+            found.append(None if wide is None else wide.reshape(-1).numpy())
         return found
 
 
@@ -236,53 +236,69 @@ def place_of(
     return Place(row, position if others else None, length)
 
 
-def _shared(one: Numbers, two: Numbers) -> Numbers:
+def _fits(own: Tensor, shape: Sequence[int]) -> bool:
+    return own.dim() == len(shape) and all(n in (1, m) for n, m in zip(own.shape, shape, strict=True))
+
+
+def nowhere(shape: Sequence[int], of: int = LOST) -> Tensor:
+    """The coordinate of entries that are of no place along an axis, in a tensor of so many axes."""
+    return torch.full((1,) * len(shape), of, dtype=torch.int64, device="cpu")
+
+
+def _is_column(own: Tensor) -> bool:
+    return own.numel() == own.shape[-1] and (own.numel() > 1 or own.item() == COLUMN)
+
+
+def _shared(one: Tensor, two: Tensor) -> Tensor:
     """Places that are the same in two tensors, whatever columns they are; of entries that one of them has not, the
     other's.
     """
     if _is_column(one) or _is_column(two):
-        same = one.shape == two.shape and (one == two).all()
-        return one if same else nowhere(one.ndim, COLUMN)
-    if one.shape[:-1] != two.shape[:-1] or (one.shape != two.shape and 1 not in (one.shape[-1], two.shape[-1])):
-        return nowhere(one.ndim)
-    if one.shape != two.shape:
+        return one if one.equal(two) else nowhere(one.shape, COLUMN)
+    if one.shape[-1] != two.shape[-1]:
+        if 1 not in (one.shape[-1], two.shape[-1]):
+            return nowhere(one.shape)
         one, two = one[..., :1], two[..., :1]
-    if (one == two).all():
+    if one.equal(two):
         return one
-    return np.where(one == EMPTY, two, np.where((two == EMPTY) | (one == two), one, LOST))
+    return two.where(one == EMPTY, one.where((two == EMPTY) | (one == two), LOST))
 
 
-def _is_column(own: Numbers) -> bool:
-    return own.size == own.shape[-1] and (own.size > 1 or own.reshape(-1)[0] == COLUMN)
-
-
-def _runs_along(own: Numbers, axis: int) -> bool:
-    return own.size == own.shape[axis] and bool((own.reshape(-1) == np.arange(own.size)).all())
-
-
-def collapsed(own: Numbers) -> Numbers:
+def collapsed(own: Tensor) -> Tensor:
     """The same, with length 1 along axes along which nothing changes."""
     for axis, n in enumerate(own.shape):
-        if n > 1 and (own == own.take([0], axis)).all():
-            own = own.take([0], axis)
+        if n > 1 and (not own.stride(axis) or bool((own == own.narrow(axis, 0, 1)).all())):
+            own = own.narrow(axis, 0, 1)
     return own
 
 
-def permuted(axes: Sequence[int]) -> Change:
-    return lambda coordinates, shape: [own.transpose(axes) for own in coordinates]
+def same_moves(call: Callable[[Tensor], Any], shape: Sizes) -> Change:
+    """Of a function that moves entries, which makes a tensor of some shape: it moves coordinates alike. Axes of theirs
+    get the length that they stand for where the function needs it.
+    """
+
+    def change(own: Tensor, before: Sizes) -> Tensor:
+        for wide in range(own.dim() + 1):
+            if wide and own.shape[wide - 1] == before[wide - 1]:
+                continue
+            try:
+                found = call(own.expand(before[:wide] + own.shape[wide:]))
+            except (RuntimeError, IndexError):
+                continue
+            if isinstance(found, Tensor) and _fits(found, shape):
+                return collapsed(found)
+        return nowhere(shape)
+
+    return change
 
 
 def reshaped(new: Sizes) -> Change:
-    def change(coordinates: Coordinates, shape: Sizes) -> Coordinates:
-        groups = _groups(shape, new)
-        found = []
-        for own in coordinates:
-            wide, to = list(own.shape), [1] * len(new)
-            for (i, j), (k, m) in groups:
-                if any(n != 1 for n in own.shape[i:j]):
-                    wide[i:j], to[k:m] = shape[i:j], new[k:m]
-            found.append(collapsed(np.broadcast_to(own, wide).reshape(to)))
-        return found
+    def change(own: Tensor, shape: Sizes) -> Tensor:
+        wide, to = list(own.shape), [1] * len(new)
+        for (i, j), (k, m) in _groups(shape, new):
+            if any(n != 1 for n in own.shape[i:j]):
+                wide[i:j], to[k:m] = shape[i:j], new[k:m]
+        return collapsed(own.expand(wide).reshape(to))
 
     return change
 
@@ -306,186 +322,108 @@ def _groups(old: Sizes, new: Sizes) -> list[tuple[tuple[int, int], tuple[int, in
     return groups
 
 
-def indexed(index: Sequence[Any]) -> Change:
-    """`index`: of each axis an int, a slice or an array of integers, or None for an axis that is new."""
+def gathered(axis: int, numbers: NumbersOf) -> Change:
+    """As torch.gather does by an index."""
 
-    def change(coordinates: Coordinates, shape: Sizes) -> Coordinates:
-        return [_index(own, shape, index) for own in coordinates]
-
-    return change
-
-
-def _index(own: Numbers, shape: Sizes, index: Sequence[Any]) -> Numbers:
-    axis, chosen, parts, kept = 0, list[int](), list[Any](), list[int]()
-    dims = max((part.ndim for part in index if isinstance(part, np.ndarray)), default=0)
-    arrays = []
-    for part in index:
-        if part is None:
-            parts.append(None)
-            continue
-        if isinstance(part, int):
-            chosen.append(axis)
-            own = own.take([part if own.shape[axis] > 1 else 0], axis)
-        else:
-            kept.append(axis)
-            arrays += [axis] if isinstance(part, np.ndarray) else []
-            parts.append(part if isinstance(part, np.ndarray) or own.shape[axis] > 1 else slice(None))
-        axis += 1
-    if any(own.shape[a] > 1 for a in arrays):
-        own = np.broadcast_to(own, [shape[a] if a in arrays else n for a, n in enumerate(own.shape)])
-    else:
-        flat = np.zeros((1,) * dims, np.int64)
-        parts = [flat if isinstance(part, np.ndarray) else part for part in parts]
-    found: Numbers = own.squeeze(tuple(chosen))[tuple(parts)]
-    return found
-
-
-def gathered(axis: int, index: Numbers) -> Change:
-    """As torch.gather does; `index` has length 1 along axes along which it does not change."""
-
-    def gather(own: Numbers) -> Numbers:
+    def change(own: Tensor, shape: Sizes) -> Tensor:
+        index = numbers.read(narrow=True)
         within = own[tuple(slice(0, n) if n > 1 and a != axis else slice(None) for a, n in enumerate(index.shape))]
         if within.shape[axis] == 1:
             return collapsed(within)
         both = [max(a, b) for a, b in zip(within.shape, index.shape, strict=True)]
-        of_own, of_index = list(both), list(both)
+        of_own, of_index = [*both], [*both]
         of_own[axis], of_index[axis] = within.shape[axis], index.shape[axis]
-        return collapsed(np.take_along_axis(np.broadcast_to(within, of_own), np.broadcast_to(index, of_index), axis))
+        return collapsed(within.expand(of_own).gather(axis, index.expand(of_index)))
 
-    return lambda coordinates, shape: [gather(own) for own in coordinates]
+    return change
 
 
-def repeated(times: Sequence[int]) -> Change:
-    """As torch.Tensor.repeat does."""
-
-    def repeat(own: Numbers) -> Numbers:
-        deep = own.reshape((1,) * (len(times) - own.ndim) + own.shape)
-        return np.tile(deep, [t if n > 1 else 1 for t, n in zip(times, deep.shape, strict=True)])
-
-    return lambda coordinates, shape: [repeat(own) for own in coordinates]
+def with_axis(axis: int) -> Change:
+    return lambda own, shape: own.unsqueeze(axis)
 
 
 def sized(new: Sizes) -> Change:
     """Of an operation that keeps its axes: along those whose length it changes nothing is known any more."""
-
-    def change(coordinates: Coordinates, shape: Sizes) -> Coordinates:
-        return [lost(own, [a for a, n in enumerate(shape) if n != new[a]]) for own in coordinates]
-
-    return change
+    return lambda own, shape: lost(own, [axis for axis, n in enumerate(shape) if n != new[axis]])
 
 
-def reduced(axes: Sequence[int], kept: bool) -> Change:
-    def change(coordinates: Coordinates, shape: Sizes) -> Coordinates:
-        found = [lost(own, axes) for own in coordinates]
-        return found if kept else [own.squeeze(tuple(axes)) for own in found]
-
-    return change
-
-
-def lost(own: Numbers, axes: Sequence[int]) -> Numbers:
+def lost(own: Tensor, axes: Iterable[int]) -> Tensor:
     """Without coordinates that change along some axes, which get length 1."""
-    if all(own.shape[axis] == 1 for axis in axes):
-        return own
-    last = own.ndim - 1
-    return nowhere(own.ndim, COLUMN if last in axes and own.shape[last] > 1 else LOST)
+    gone = [axis for axis in axes if own.shape[axis] > 1]
+    return nowhere(own.shape, COLUMN if own.dim() - 1 in gone else LOST) if gone else own
 
 
 def labelled(given: str, made: str) -> Change:
     """Of torch.einsum: axes by their letters."""
     gone = [axis for axis, letter in enumerate(given) if letter not in made]
     order = [given.index(letter) for letter in made if letter in given]
-    new = [axis for axis, letter in enumerate(made) if letter not in given]
+    new = tuple([slice(None) if letter in given else None for letter in made])
 
-    def relabel(own: Numbers) -> Numbers:
-        left = lost(own, gone).transpose([*order, *gone])
-        return np.expand_dims(left.reshape(left.shape[: len(order)]), new)
-
-    return lambda coordinates, shape: [relabel(own) for own in coordinates]
-
-
-def joined(parts: Sequence[Lineage], main: Lineage, axis: int) -> Change:
-    """Of torch.cat along an axis, of which `main` is a part. A part of another source has the coordinates of `main`
-    where they do not change along the axis, else none.
-    """
-
-    def change(coordinates: Coordinates, shape: Sizes) -> Coordinates:
-        found = []
-        for number, reference in enumerate(coordinates):
-            pieces = [
-                part.coordinates[number] if part.source == main.source else lost(reference, [axis]) for part in parts
-            ]
-            if all(p.shape == reference.shape and p.shape[axis] == 1 and (p == reference).all() for p in pieces):
-                found.append(reference)
-                continue
-            wide = np.broadcast_shapes(*((*p.shape[:axis], 1, *p.shape[axis + 1 :]) for p in pieces))
-            to = [(*wide[:axis], part.shape[axis], *wide[axis + 1 :]) for part in parts]
-            found.append(np.concatenate([np.broadcast_to(p, s) for p, s in zip(pieces, to, strict=True)], axis))
-        return found
+    def change(own: Tensor, shape: Sizes) -> Tensor:
+        left = lost(own, gone).permute([*order, *gone])
+        return left.reshape(left.shape[: len(order)])[new]
 
     return change
 
 
-def put_into(own: Numbers, shape: Sizes, index: Sequence[Any], new: Numbers, adds: bool) -> Numbers:
-    """Coordinates of a tensor in which others were written at an index, or added to it. An entry that different ones
-    came to has none.
+def joined(parts: Sequence[Lineage], main: Lineage, axis: int) -> Callable[[], Coordinates]:
+    """Of torch.cat along an axis, of which `main` is a part. A part of another source has the coordinates of `main`
+    where they do not change along the axis, else none.
     """
-    if own.size == new.size == 1 and own.reshape(-1)[0] == new.reshape(-1)[0]:
+
+    def joined_along(number: int, reference: Tensor) -> Tensor:
+        pieces = [part.coordinates[number] if part.source == main.source else lost(reference, [axis]) for part in parts]
+        if all(piece.equal(reference) and piece.shape[axis] == 1 for piece in pieces):
+            return reference
+        wide = np.broadcast_shapes(*[piece.narrow(axis, 0, 1).shape for piece in pieces])
+        sizes = [(*wide[:axis], part.shape[axis], *wide[axis + 1 :]) for part in parts]
+        return torch.cat([piece.expand(size) for piece, size in zip(pieces, sizes, strict=True)], axis)
+
+    return lambda: [joined_along(number, own) for number, own in enumerate(main.coordinates)]
+
+
+def put_into(own: Tensor, shape: Sizes, index: Sequence[Any], new: Tensor, adds: bool) -> Tensor:
+    """The coordinate of a tensor in which others were written at an index of each axis, or added to it. An entry that
+    different ones came to has none.
+    """
+    if own.numel() == new.numel() == 1 and own.item() == new.item():
         return own
     if _is_column(new):
-        return nowhere(own.ndim, COLUMN)
-    lengths = _lengths(index, new)
-    if lengths is None:
-        return nowhere(own.ndim)
-    free = [isinstance(part, slice) and part == slice(None) for part in index]
-    sizes = zip(shape, free, own.shape, lengths, strict=True)
-    whole = np.broadcast_to(own, [n if not whole or m > 1 or k > 1 else 1 for n, whole, m, k in sizes]).copy()
-    place, clash = tuple(index), np.zeros(whole.shape, bool)
-    if adds:
-        np.logical_or.at(clash, place, (whole[place] != new) & (whole[place] != EMPTY))
-    whole[place] = new
-    np.logical_or.at(clash, place, whole[place] != new)
-    whole[clash] = LOST
-    return collapsed(whole)
+        return nowhere(shape, COLUMN)
+    sizes = list(shape)
+    for axis in reversed(range(len(shape))):  # the last axes, which are written whole, may stay short
+        if not isinstance(index[axis - len(shape)], slice) or index[axis - len(shape)] != slice(None):
+            break
+        its = new.shape[axis - len(shape)] if new.dim() >= len(shape) - axis else 1
+        sizes[axis] = shape[axis] if max(own.shape[axis], its) > 1 else 1
+    at = torch.arange(prod(sizes), device="cpu").view(sizes)[tuple(index)]
+    came, at = new.expand(at.shape).reshape(-1), at.reshape(-1)
+    whole = own.expand(sizes).reshape(-1).clone()
+    clash = (whole[at] != came) & (whole[at] != EMPTY) if adds else torch.zeros_like(at, dtype=torch.bool)
+    whole[at] = came
+    whole[at[clash | (whole[at] != came)]] = LOST
+    return collapsed(whole.view(sizes))
 
 
-def _lengths(index: Sequence[Any], new: Numbers) -> list[int] | None:
-    """By axis of what is written to, along how many of its places `new` changes; None where NumPy would turn axes."""
-    dims = max((part.ndim for part in index if isinstance(part, np.ndarray)), default=0)
-    chosen = [axis for axis, part in enumerate(index) if not isinstance(part, slice)]
-    total = len(index) - len(chosen) + dims
-    if new.ndim > total or (dims and chosen[-1] - chosen[0] >= len(chosen)):
-        return None
-    its, lengths = [1] * (total - new.ndim) + list(new.shape), [1] * len(index)
-    slices = [axis for axis, part in enumerate(index) if isinstance(part, slice)]
-    for number, axis in enumerate(slices):
-        lengths[axis] = its[number + (dims if dims and axis > chosen[0] else 0)]
-    return lengths
+class NumbersOf:
+    """An index tensor that is read later."""
 
+    def __init__(self, index: Any) -> None:
+        """`index`: a tensor, or an array of NumPy."""
+        own = index.detach() if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+        self._own = own.bool() if own.dtype == torch.uint8 else own
+        self._version = None if own.is_inference() else self._own._version
 
-def nowhere(dims: int, of: int = LOST) -> Numbers:
-    """The coordinate of entries that are of no place along an axis."""
-    return np.full((1,) * dims, of)
-
-
-def unknown(coordinates: Coordinates) -> Coordinates:
-    return [nowhere(own.ndim) for own in coordinates]
-
-
-def numbers_of(index: Tensor) -> Callable[[], NDArray[Any] | None]:
-    """Reads an index tensor later: int64 or bool; None where it was written to since. Axes along which it was expanded
-    have length 1.
-    """
-    version = None if index.is_inference() else index._version
-    own = index.detach()
-
-    def read() -> NDArray[Any] | None:
-        if version is not None and own._version != version:
-            return None
-        plain = own[tuple(slice(0, 1) if s == 0 else slice(None) for s in own.stride())]
-        found: NDArray[Any] = plain.to("cpu", torch.int64 if plain.dtype != torch.bool else torch.bool).numpy()
-        return found
-
-    return read
+    def read(self, narrow: bool = False) -> Tensor:
+        """On the processor; with `narrow`, axes along which it was expanded have length 1. Raises LookupError where it
+        was written to since.
+        """
+        if self._version is not None and self._own._version != self._version:
+            raise LookupError("an index that was written to")
+        own = self._own
+        if narrow:
+            own = own[tuple(slice(0, 1) if step == 0 else slice(None) for step in own.stride())]
+        return own.cpu()
 
 
 class KnownRows:

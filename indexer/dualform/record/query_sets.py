@@ -270,29 +270,25 @@ class Arguments:
 
     def rows(self, rows: Tensor) -> tuple[list[Any], dict[str, Any]]:
         """What the model is called with for the examples of these numbers, int64[n]."""
-
-        def picked(tensor: Tensor) -> Tensor:
-            if tensor.dim() <= self._axis:
-                return tensor
-            places = rows.to(tensor.device)
-            if tensor.layout == torch.strided:
-                return tensor.index_select(self._axis, places)
-            return tensor.to_sparse().index_select(self._axis, places).to_sparse(layout=tensor.layout)
-
-        return _each(self._places, picked), _each(self._named, picked)
+        return self._of(rows, lambda own: own.index_select(self._axis, rows.to(own.device)))
 
     def part(self, start: int, stop: int) -> tuple[list[Any], dict[str, Any]]:
         """What the model is called with for the examples from start to stop."""
+        stop = min(stop, self.examples)
+        rows = torch.arange(start, stop, device="cpu")
+        return self._of(rows, lambda own: own.narrow(self._axis, start, stop - start))
 
-        def cut(tensor: Tensor) -> Tensor:
-            if tensor.dim() <= self._axis:
-                return tensor
-            if tensor.layout == torch.strided:
-                return tensor.movedim(self._axis, 0)[start:stop].movedim(0, self._axis)
-            rows = torch.arange(start, min(stop, tensor.shape[self._axis]), device=tensor.device)
-            return tensor.to_sparse().index_select(self._axis, rows).to_sparse(layout=tensor.layout)
+    def _of(self, rows: Tensor, take: Callable[[Tensor], Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """`take`: how the rows of a strided tensor are had."""
 
-        return _each(self._places, cut), _each(self._named, cut)
+        def taken(own: Tensor) -> Tensor:
+            if own.dim() <= self._axis:
+                return own
+            if own.layout == torch.strided:
+                return take(own)
+            return own.to_sparse().index_select(self._axis, rows.to(own.device)).to_sparse(layout=own.layout)
+
+        return _each(self._places, taken), _each(self._named, taken)
 
 
 def device_of(model: nn.Module) -> torch.device | None:

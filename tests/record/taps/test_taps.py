@@ -13,7 +13,7 @@ import dualform
 from dualform import Recorder, tap
 from dualform.errors import BadInput, RecordingError
 from dualform.record.taps import Parameter
-from dualform.record.taps.matrix import LISTENING
+from dualform.record.taps.matrix import BY_HAND
 from dualform.store.maintenance.check import check_memory
 from dualform.store.maintenance.copying import copy_memory
 from tests.record.listed import Opened
@@ -126,7 +126,7 @@ def steps(opened, model, count=3):
 def test_without_a_recorder_it_is_the_product_alone():
     x, weight = torch.randn(ROWS, WIDTH), nn.Parameter(torch.randn(3, WIDTH))
     assert torch.equal(dualform.tap(x, weight, "any"), nn.functional.linear(x, weight))
-    assert LISTENING == []
+    assert BY_HAND == []
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,11 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from dualform.record.discovery.row_rules import KEPT, RULES, keep, mix, tensors_in
+from dualform.record.discovery.row_rules import KEPT, RULES, Call, keep, mix, tensors_in
 from dualform.record.lineage import KnownRows, Mark
 from dualform.record.taps.autograd import ModelHook, hand_over
-from dualform.record.taps.tap import Listener
+from dualform.record.taps.tap import Listener, is_transformed
+from dualform.record.torch_internals import innermost_function_mode
 
 
 class FollowedRows(KnownRows):
@@ -109,7 +110,7 @@ class FollowedRows(KnownRows):
     def _runs(self) -> bool:
         """Whether what is called now is to be followed."""
         asked = self._listener is not None and self._listener.forward_mode() in ("query_set", "step")
-        return asked and not torch._C._are_functorch_transforms_active()
+        return asked and not is_transformed()
 
     def leave(self, *_: Any) -> None:
         """It has ended."""
@@ -122,8 +123,8 @@ class FollowedRows(KnownRows):
     def pause(self, module: nn.Module, *_: Any) -> None:
         """A module is called that would compute otherwise while a mode is there."""
         mode: _Mode | None = self.around.__dict__.get("mode")
-        top = mode is not None and _is_closed(module) and torch._C._len_torch_function_stack() > 0
-        found = mode if top and _top() is mode else None
+        top = mode is not None and _is_closed(module) and innermost_function_mode() is mode
+        found = mode if top else None
         self.around.__dict__.setdefault("paused", []).append(found)
         if found is not None:
             found.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -134,7 +135,7 @@ class FollowedRows(KnownRows):
         mode = paused.pop() if paused else None
         if mode is not None:
             mode.__enter__()  # type: ignore[no-untyped-call]
-            keep(self, (*args, *kwargs.values())[:1], {}, output)
+            keep(self, (*args, *kwargs.values())[:1], output)
 
     @property
     def here(self) -> bool:
@@ -186,10 +187,6 @@ def _is_closed(module: nn.Module) -> bool:
     return not torch.is_grad_enabled() or not any(own.requires_grad for own in module.parameters())
 
 
-def _top() -> object:
-    return torch._C._get_function_stack_at(torch._C._len_torch_function_stack() - 1)
-
-
 class _Mode(TorchFunctionMode):
     """Sees every function of torch that is called from Python, and is left while it looks at one."""
 
@@ -218,15 +215,15 @@ class _Mode(TorchFunctionMode):
         rule, followed = RULES.get(name), self._followed
         if rule is None:
             if name not in KEPT:
-                mix(followed, args, kwargs, output)
+                mix(followed, (*args, *kwargs.values()), output)
             elif followed.live or (args and isinstance(args[0], Tensor) and not followed.plainly(args[0])):
-                keep(followed, args, kwargs, output)
+                keep(followed, (*args, *kwargs.values()), output)
             return
         if not args:
             args = tuple([own for key, own in kwargs.items() if key in ("input", "self", "tensors")])
             kwargs = {key: own for key, own in kwargs.items() if key not in ("input", "self", "tensors")}
         try:
-            rule(followed, name, args, kwargs, output)
+            rule(followed, Call(name, func, args, kwargs, output))
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
             # Arguments in a form that is not known here: a torch of another version, a tensor of a kind of its own.
             for own in tensors_in((output,)):

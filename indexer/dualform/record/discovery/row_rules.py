@@ -1,13 +1,15 @@
 """What functions of torch make of the rows of the tensors that they are given (followed_rows.py).
 
-A rule is called with what follows the rows, the function's name, its arguments and what it answered, and puts what it
-knows of the answer. A function of KEPT leaves the first axis as it is. The rows of what any other returns are not
+A function of KEPT leaves the first axis as it is. One that moves entries moves their coordinates alike, so that its
+rule calls it with those. A rule puts what it knows of the output. The rows of what any other function returns are not
 known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import getitem
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,11 +17,36 @@ import torch
 from torch import Tensor
 
 from dualform.record import lineage as after
-from dualform.record.lineage import Known, KnownRows, Lineage, Mark, Sizes, numbers_of
+from dualform.record.lineage import Known, KnownRows, Lineage, Mark, NumbersOf, Sizes
 
-Rule: TypeAlias = Callable[[KnownRows, str, tuple[Any, ...], dict[str, Any], Any], None]
-"""Of a function of torch: what it says of its output. It is called with the function's name, arguments and output."""
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Of a function of torch, which answered `output`."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    @property
+    def tensor(self) -> Any:
+        """The first argument."""
+        return self.args[0]
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        return (*self.args, *self.kwargs.values())
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Arguments after the first, by name, of which `names` are those by place."""
+        return dict(zip(names, self.args[1:], strict=False)) | self.kwargs
+
+
+Rule: TypeAlias = Callable[[KnownRows, Call], None]
 RULES: dict[str, Rule] = {}
+"""By the name of the function."""
 
 _KEPT = " ".join(
     (
@@ -72,9 +99,9 @@ KEPT = frozenset(
 """Functions that leave the first axis as it is, and their forms in place."""
 
 
-def _for(*names: str) -> Callable[[Rule], Rule]:
+def _for(names: str) -> Callable[[Rule], Rule]:
     def add(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, rule))
+        RULES.update(dict.fromkeys(names.split(), rule))
         return rule
 
     return add
@@ -90,12 +117,12 @@ def tensors_in(parts: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(part.values())
 
 
-def keep(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def keep(followed: KnownRows, given: Iterable[Any], output: Any) -> None:
     """The axes of what comes out are those of what goes in."""
-    given = list(tensors_in((*args, *kwargs.values())))
+    tensors = list(tensors_in(given))
     for own in tensors_in((output,)):
         if own.dim():
-            _keep_in(followed, given, own)
+            _keep_in(followed, tensors, own)
 
 
 def _keep_in(followed: KnownRows, given: list[Tensor], output: Tensor) -> None:
@@ -130,81 +157,103 @@ def _keep_in(followed: KnownRows, given: list[Tensor], output: Tensor) -> None:
         followed.put(output, Mark.MADE if spread or Mark.MADE in marks else Mark.MODEL)
 
 
-def mix(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def mix(followed: KnownRows, given: Sequence[Any], output: Any) -> None:
     """Of what comes out nothing is known, if rows of a batch go in."""
-    if all(followed.of(own) in (Mark.MODEL, Mark.MADE) for own in tensors_in((*args, *kwargs.values())) if own.dim()):
-        keep(followed, args, kwargs, output)
+    if all(followed.of(own) in (Mark.MODEL, Mark.MADE) for own in tensors_in(given) if own.dim()):
+        keep(followed, given, output)
         return
     for own in tensors_in((output,)):
         if own.dim():
-            (followed.write if any(own is given for given in args) else followed.put)(own, Mark.MIXED)
+            (followed.write if any(own is other for other in given) else followed.put)(own, Mark.MIXED)
+
+
+_MOVED = "the tensor"
+"""Stands for the tensor whose entries a function moves, among its arguments."""
+
+
+def _each(part: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(part, list | tuple):
+        return tuple([_each(own, change) for own in part])
+    return {name: _each(own, change) for name, own in part.items()} if isinstance(part, dict) else change(part)
+
+
+def _read(part: Any) -> Any:
+    return part.read() if isinstance(part, NumbersOf) else part
+
+
+def _move(
+    followed: KnownRows,
+    tensor: Tensor,
+    output: Any,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    steady: bool = True,
+) -> None:
+    """`output` holds entries of a tensor in other places, as the function moves them."""
+    numbers = list[NumbersOf]()
+
+    def held(part: Any) -> Any:
+        if part is not tensor and isinstance(part, Tensor | np.ndarray):
+            numbers.append(NumbersOf(part))
+            return numbers[-1]
+        return _MOVED if part is tensor else part
+
+    given = _each((tuple(args), kwargs or {}), held)
+
+    def call(own: Tensor) -> Any:
+        places, named = _each(given, lambda part: own if part is _MOVED else _read(part))
+        return function(*places, **named)
+
+    if isinstance(output, Tensor):
+        what = (function, repr(given)) if steady and not numbers else None
+        followed.moved(tensor, output, after.same_moves(call, tuple(output.shape)), what)
 
 
 @_for(
-    *("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "normal"),
-    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "bernoulli"),
-    *("new_zeros", "new_ones", "new_full", "new_empty"),
+    "zeros ones full empty rand randn randint randperm arange linspace eye normal zeros_like ones_like full_like "
+    "empty_like rand_like randn_like randint_like bernoulli new_zeros new_ones new_full new_empty"
 )
-def _fresh(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if all(output is not own for own in args):
-        followed.put(output, Mark.MADE)
+def _fresh(followed: KnownRows, call: Call) -> None:
+    if all(call.output is not own for own in call.args):
+        followed.put(call.output, Mark.MADE)
 
 
-@_for("tensor", "as_tensor", "new_tensor")
-def _from_outside(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+@_for("tensor as_tensor new_tensor")
+def _from_outside(followed: KnownRows, call: Call) -> None:
     """Of Python, which may have moved rows."""
-    if isinstance(args[0], Tensor) and name != "new_tensor":
-        keep(followed, args[:1], {}, output)
-    elif output.dim():
-        followed.put(output, Mark.MIXED)
+    if isinstance(call.tensor, Tensor) and call.name != "new_tensor":
+        keep(followed, call.args[:1], call.output)
+    elif call.output.dim():
+        followed.put(call.output, Mark.MIXED)
 
 
-@_for("transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t", "adjoint", "T", "H", "mT", "mH")
-def _transposed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor = args[0]
-    if not isinstance(tensor, Tensor) or not isinstance(output, Tensor):
+@_for("transpose swapaxes swapdims permute movedim moveaxis t adjoint T H mT mH flip roll")
+def _permuted(followed: KnownRows, call: Call) -> None:
+    tensor, steady = call.tensor, True
+    if not isinstance(tensor, Tensor):
         return
-    axes = _axes_of(name, tensor.dim(), [*args[1:], *kwargs.values()])
-    if axes[:1] != [0] or not followed.plainly(tensor):
-        followed.moved(tensor, output, after.permuted(axes), ("permute", *axes))
+    if call.name in ("flip", "roll"):
+        dims = call.kwargs.get("dims", call.args[1 if call.name == "flip" else 2 :])
+        steady = not any(_moves_tokens(tensor, call.output, axis % tensor.dim()) for axis in _integers(dims))
+    _move(followed, tensor, call.output, call.function, call.args, call.kwargs, steady)
 
 
-def _axes_of(name: str, dims: int, given: list[Any]) -> list[int]:
-    """The order of axes that a function of torch makes."""
-    axes = list(range(dims))
-    if name in ("T", "H", "t"):
-        return axes[::-1]
-    if name in ("mT", "mH", "adjoint"):
-        return [*axes[:-2], *axes[:-3:-1]]
-    if name == "permute":
-        order = given[0] if isinstance(given[0], list | tuple) else given
-        return [own % dims for own in order]
-    if name in ("transpose", "swapaxes", "swapdims"):
-        one, two = (own % dims for own in given)
-        axes[one], axes[two] = two, one
-        return axes
-    sources, targets = ([own] if isinstance(own, int) else list(own) for own in given)
-    moved = {to % dims: own % dims for own, to in zip(sources, targets, strict=True)}
-    rest = iter(own for own in axes if own not in moved.values())
-    return [moved[axis] if axis in moved else next(rest) for axis in axes]
+def _integers(part: Any) -> Iterator[int]:
+    if isinstance(part, int):
+        yield part
+    for own in part if isinstance(part, list | tuple) else ():
+        yield from _integers(own)
 
 
-@_for(
-    *(
-        "reshape",
-        "view",
-        "flatten",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "view_as",
-        "reshape_as",
-        "ravel",
-        "atleast_2d",
-    ),
-)
-def _reshaped(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor = args[0]
+def _moves_tokens(tensor: Tensor, output: Any, axis: int) -> bool:
+    """Whether what is done along an axis may give the tokens of a row another order."""
+    return axis == 1 and tensor.dim() > 2 and isinstance(output, Tensor) and output.shape == tensor.shape
+
+
+@_for("reshape view flatten unflatten squeeze unsqueeze view_as reshape_as ravel atleast_2d")
+def _reshaped(followed: KnownRows, call: Call) -> None:
+    tensor, output = call.tensor, call.output
     if not isinstance(tensor, Tensor) or not isinstance(output, Tensor) or tensor.numel() != output.numel():
         return
     shape = tuple(output.shape)
@@ -213,109 +262,59 @@ def _reshaped(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dic
         followed.moved(tensor, output, after.reshaped(shape), "reshape")
 
 
-@_for("expand", "expand_as", "broadcast_to")
-def _expanded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor = args[0]
-    new = output.dim() - tensor.dim()
-    known = followed.of(tensor)
-    if known is Mark.MODEL and (new or output.shape[0] != tensor.shape[0]):
-        followed.put(output, Mark.MADE)
-    elif known is not None or new:
-        ones = (1,) * new
-        followed.moved(tensor, output, lambda own, _: [each.reshape(ones + each.shape) for each in own], "expand")
+@_for("expand expand_as broadcast_to broadcast_tensors")
+def _expanded(followed: KnownRows, call: Call) -> None:
+    several = call.name == "broadcast_tensors"
+    pairs = zip(tensors_in(call.args), call.output, strict=True) if several else [(call.tensor, call.output)]
+    for tensor, output in pairs:
+        new, known = output.dim() - tensor.dim(), followed.of(tensor)
+        if known is Mark.MODEL and (new or output.shape[0] != tensor.shape[0]):
+            followed.put(output, Mark.MADE)
+        elif known is not None or new:
+            followed.moved(tensor, output, _with_axes(new), "expand")
 
 
-@_for("repeat", "tile")
-def _repeated(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor, given = args[0], [*args[1:], *kwargs.values()]
-    times = list(given[0]) if given and isinstance(given[0], list | tuple) else given
-    times = [1] * (tensor.dim() - len(times)) + times
-    known = followed.of(tensor)
-    if known is Mark.MODEL:
-        followed.put(output, Mark.MADE)
-    elif known is not None or times[: len(times) - tensor.dim() + 1] != [1]:
-        followed.moved(tensor, output, after.repeated(times), ("repeat", *times))
+def _with_axes(before: int, behind: int = 0) -> after.Change:
+    return lambda own, _: own.reshape((1,) * before + own.shape + (1,) * behind)
 
 
-@_for("repeat_interleave")
-def _interleaved(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor, given = args[0], dict(zip(("repeats", "dim"), args[1:], strict=False)) | kwargs
-    times, axis = given.get("repeats"), given.get("dim")
-    if axis is None and tensor.dim() != 1:
-        followed.put(output, None if followed.plainly(tensor) and tensor.dim() < 2 else Mark.MIXED)
-        return
-    axis = (axis or 0) % tensor.dim()
-    if followed.of(tensor) is Mark.MODEL:
-        followed.put(output, Mark.MADE)
-    elif axis == 0 or not followed.plainly(tensor):
-        if isinstance(times, Tensor) and times.numel() > 1:
-            read = numbers_of(times)
-            _index(followed, tensor, output, axis, lambda: None if (n := read()) is None else _each(n))
-        else:
-            numbers = np.repeat(np.arange(tensor.shape[axis]), int(times if times is not None else 1))
-            index = [slice(None)] * axis + [numbers]
-            followed.moved(
-                tensor, output, after.indexed(_whole(index, tensor.dim())), ("interleave", axis, len(numbers))
-            )
-
-
-def _each(times: Any) -> Any:
-    return np.repeat(np.arange(len(times)), times)
-
-
-def _whole(index: list[Any], dims: int) -> list[Any]:
-    return index + [slice(None)] * (dims - sum(part is not None for part in index))
-
-
-def _moves_tokens(tensor: Tensor, output: Any, axis: int) -> bool:
-    """Whether what is done along an axis may give the tokens of a row another order."""
-    return axis == 1 and tensor.dim() > 2 and isinstance(output, Tensor) and output.shape == tensor.shape
-
-
-def _index(followed: KnownRows, tensor: Tensor, output: Any, axis: int, read: Callable[[], Any]) -> None:
-    """`output` holds entries of one axis by numbers that are read later."""
-    dims, count = tensor.dim(), tensor.shape[axis]
-
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        numbers = read()
-        if numbers is None:
-            return after.unknown(own)
-        numbers = np.where(numbers < 0, numbers + count, numbers)
-        return after.indexed(_whole([slice(None)] * axis + [numbers], dims))(own, shape)
-
-    followed.moved(tensor, output, change)
+@_for("repeat tile repeat_interleave")
+def _repeated(followed: KnownRows, call: Call) -> None:
+    tensor, known, given = call.tensor, followed.of(call.tensor), call.named("repeats", "dim")
+    each = call.name == "repeat_interleave"
+    if each and (given.get("repeats") is None or (given.get("dim") is None and tensor.dim() != 1)):
+        followed.put(call.output, Mark.MIXED)
+    elif known is Mark.MODEL:
+        followed.put(call.output, Mark.MADE)
+    elif not each or (given.get("dim") or 0) % tensor.dim() == 0 or not followed.plainly(tensor):
+        _move(followed, tensor, call.output, call.function, call.args, call.kwargs)
 
 
 @_for("__getitem__")
-def _item(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor, index = args[0], args[1]
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if not isinstance(output, Tensor):
+def _item(followed: KnownRows, call: Call) -> None:
+    tensor, index = call.args
+    if not isinstance(call.output, Tensor):
         return
-    moves = len(parts) > 1 and isinstance(parts[1], Tensor | list | np.ndarray) and _moves_tokens(tensor, output, 1)
-    if not moves and followed.plainly(tensor) and _leaves_first(parts, tensor.dim()):
-        return
-    known = followed.of(tensor)
-    if known is Mark.MODEL:
+    parts = _as_numbers(index if isinstance(index, tuple) else (index,))
+    moves = len(parts) > 1 and isinstance(parts[1], Tensor | np.ndarray) and _moves_tokens(tensor, call.output, 1)
+    if moves or not followed.plainly(tensor) or not _leaves_first(parts, tensor.dim()):
+        _take(followed, tensor, parts, call.output)
+
+
+def _as_numbers(parts: Iterable[Any]) -> list[Any]:
+    return [torch.as_tensor(part, device="cpu") if isinstance(part, list) else part for part in parts]
+
+
+def _take(followed: KnownRows, tensor: Tensor, parts: list[Any], output: Tensor) -> None:
+    """`output` holds what an index takes of a tensor."""
+    every = _of_each_axis(parts, tensor.dim())
+    whole = all(isinstance(part, slice) for part in every) and all(part == slice(None) for part in every[:-1])
+    if followed.of(tensor) is Mark.MODEL:
         _looked_up(followed, parts, output)
-        return
-    if isinstance(known, Mark):
-        followed.put(output, known)
-        return
-    spread, steady = _spread(parts, tensor.dim())
-    if spread is None:
-        followed.put(output, Mark.MIXED)
-        return
-    whole = slice(None)
-    if len(spread) == tensor.dim() > 1 and all(isinstance(p, slice) and p == whole for p in spread[:-1]) and steady:
-        keep(followed, (tensor,), {}, output)
-        return
-
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        made = _read(spread, shape)
-        return after.unknown(own) if made is None else after.indexed(made)(own, shape)
-
-    followed.moved(tensor, output, change, ("item", *map(_hashed, spread)) if steady else None)
+    elif whole and len(every) == tensor.dim() > 1:  # other columns of the same rows
+        keep(followed, (tensor,), output)
+    else:
+        _move(followed, tensor, output, getitem, (tensor, parts))
 
 
 def _leaves_first(parts: list[Any], dims: int) -> bool:
@@ -323,59 +322,23 @@ def _leaves_first(parts: list[Any], dims: int) -> bool:
     numbers = [part for part in parts if not (part is None or part is Ellipsis or isinstance(part, int | slice))]
     if isinstance(parts[0], slice):
         return parts[0] == slice(None) and len(numbers) < 2
-    taken = sum(part.dim() if _is_mask(part) else 1 for part in parts if part is not None and part is not Ellipsis)
-    return parts[0] is Ellipsis and len(numbers) < 2 and taken < dims
+    return parts[0] is Ellipsis and len(numbers) < 2 and _taken_by(parts) < dims
 
 
-def _is_mask(part: Any) -> bool:
-    return isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
+def _taken_by(parts: Sequence[Any]) -> int:
+    """How many axes the parts of an index take."""
+    return sum(_width(part) for part in parts if part is not None and part is not Ellipsis)
 
 
-def _hashed(part: Any) -> Any:
-    return (part.start, part.stop, part.step) if isinstance(part, slice) else part
+def _width(part: Any) -> int:
+    is_mask = isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
+    return part.dim() if is_mask else 1
 
 
-def _spread(parts: list[Any], dims: int) -> tuple[list[Any] | None, bool]:
-    """One part for each axis, and None for new ones, numbers as what reads them; and whether there are none of those.
-    None in place of the parts where one of them is not known.
-    """
-    found, steady, rest = list[Any](), True, 0
-    for part in parts:
-        if isinstance(part, Tensor | list | np.ndarray):
-            numbers = torch.as_tensor(part, device=None if isinstance(part, Tensor) else "cpu")
-            if _is_mask(numbers) and not numbers.dim():
-                return None, False
-            found.append(numbers_of(numbers.bool() if numbers.dtype == torch.uint8 else numbers))
-            rest += numbers.dim() if _is_mask(numbers) else 1
-            steady = False
-        elif part is None or part is Ellipsis or (isinstance(part, int | slice) and not isinstance(part, bool)):
-            found.append(part)
-            rest += part is not None and part is not Ellipsis
-        else:
-            return None, False
-    whole = [slice(None)] * (dims - rest)
-    at = next((n for n, part in enumerate(found) if part is Ellipsis), len(found))
-    return [*found[:at], *whole, *found[at + 1 :]], steady
-
-
-def _read(spread: list[Any], shape: Sizes) -> list[Any] | None:
-    """The parts, with numbers for what is to be read."""
-    made, axis = list[Any](), 0
-    for part in spread:
-        if callable(part):
-            numbers = part()
-            if numbers is None:
-                return None
-            if numbers.dtype == bool:
-                size = shape[axis : axis + numbers.ndim]
-                made += [own.astype(np.int64) for own in np.broadcast_to(numbers, size).nonzero()]
-                axis += numbers.ndim
-                continue
-            made.append(np.where(numbers < 0, numbers + shape[axis], numbers))
-        else:
-            made.append(part)
-        axis += part is not None
-    return made
+def _of_each_axis(parts: list[Any], dims: int) -> list[Any]:
+    """With slices for the axes that an index leaves out."""
+    at = next((number for number, part in enumerate(parts) if part is Ellipsis), len(parts))
+    return [*parts[:at], *[slice(None)] * (dims - _taken_by(parts)), *parts[at + 1 :]]
 
 
 def _looked_up(followed: KnownRows, parts: list[Any], output: Any) -> None:
@@ -385,53 +348,96 @@ def _looked_up(followed: KnownRows, parts: list[Any], output: Any) -> None:
     if isinstance(known, Lineage) and isinstance(output, Tensor):
         new = output.dim() - len(known.shape)
         if parts[0] is index and new >= 0 and tuple(output.shape[: len(known.shape)]) == known.shape:
-            ones = (1,) * new
-            known = known.then(
-                tuple(output.shape), lambda own, _: [e.reshape(e.shape + ones) for e in own], "looked up"
-            )
+            known = known.then(tuple(output.shape), _with_axes(0, new), "looked up")
         else:
             known = Mark.MIXED
     followed.put(output, known)
 
 
-@_for("_base", "grad")
-def _other(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+@_for("_base grad")
+def _other(followed: KnownRows, call: Call) -> None:
     """An attribute that is a tensor of its own."""
 
 
-@_for("embedding", "one_hot")
-def _embedded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensors = [own for own in (*args[:2], kwargs.get("weight")) if isinstance(own, Tensor)]
+@_for("embedding one_hot")
+def _embedded(followed: KnownRows, call: Call) -> None:
+    tensors = [own for own in (*call.args[:2], call.kwargs.get("weight")) if isinstance(own, Tensor)]
     number = next((own for own in tensors if not own.is_floating_point()), None)
     table = next((own for own in tensors if own.is_floating_point()), None)
     if number is not None and table is not None and followed.of(table) not in (Mark.MODEL, Mark.MADE):
-        _index(followed, table, output, 0, numbers_of(number))  # rows of a batch
+        _take(followed, table, [number], call.output)  # rows of a batch
     elif number is not None and not followed.plainly(number):
-        _looked_up(followed, [number], output)
+        _looked_up(followed, [number], call.output)
 
 
-@_for(
-    *(
-        "__setitem__",
-        "index_put",
-        "index_copy",
-        "index_add",
-        "index_reduce",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-    ),
-    *("index_put_", "index_copy_", "index_add_", "index_reduce_", "scatter_", "scatter_add_", "scatter_reduce_"),
-    *("masked_scatter", "masked_scatter_"),
-)
-def _written(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+@_for("index_select")
+def _selected(followed: KnownRows, call: Call) -> None:
+    tensor, given = call.tensor, call.named("dim", "index")
+    axis, index = given["dim"] % max(tensor.dim(), 1), given["index"]
+    if axis == 0 or not followed.plainly(tensor) or _moves_tokens(tensor, call.output, axis):
+        _take(followed, tensor, [*[slice(None)] * axis, index], call.output)
+
+
+@_for("gather take_along_dim sort topk")
+def _gathered(followed: KnownRows, call: Call) -> None:
+    tensor, output = call.tensor, call.output
+    if not isinstance(tensor, Tensor) or not tensor.dim():
+        return
+    names = {"gather": ("dim", "index"), "take_along_dim": ("index", "dim"), "topk": ("k", "dim"), "sort": ("dim",)}
+    given = call.named(*names[call.name])
+    dim, index = given.get("dim"), given.get("index", given.get("indices"))
+    if call.name in ("sort", "topk"):
+        dim, (output, index) = given.get("dim", -1), output
+    if not isinstance(dim, int) or not isinstance(index, Tensor):
+        followed.put(output, Mark.MIXED)
+        return
+    axis, numbers = dim % tensor.dim(), NumbersOf(index)
+    if axis == 0 or not followed.plainly(tensor):
+        followed.moved(tensor, output, after.gathered(axis, numbers))
+
+
+@_for("masked_select")
+def _masked(followed: KnownRows, call: Call) -> None:
+    tensor, mask = call.tensor, call.named("mask")["mask"]
+    if mask.shape[:-1] != tensor.shape[: mask.dim() - 1] or mask.dim() != tensor.dim():
+        followed.put(call.output, Mark.MIXED)
+    else:
+        _move(followed, tensor, call.output, call.function, call.args, call.kwargs)
+
+
+@_for("select narrow split chunk unbind tensor_split split_with_sizes __iter__")
+def _sliced(followed: KnownRows, call: Call) -> None:
+    tensor, name = call.tensor, call.name
+    if not isinstance(tensor, Tensor) or not tensor.dim():
+        return
+    names = {"select": ("dim", "index"), "narrow": ("dim", "start"), "unbind": ("dim",), "__iter__": ()}
+    given = call.named(*names.get(name, ("sizes", "dim")))
+    dim = given.get("dim", 0)
+    if not isinstance(dim, int) or (dim % tensor.dim() != 0 and followed.plainly(tensor)):
+        return
+    axis, parts = dim % tensor.dim(), [call.output] if isinstance(call.output, Tensor) else list(call.output)
+    start = int(given["start"]) % max(tensor.shape[axis], 1) if name == "narrow" else 0
+    for number, part in enumerate(parts):
+        if name == "select" or part.dim() < tensor.dim():
+            own: Any = int(given.get("index", number))
+        else:
+            start, own = start + part.shape[axis], slice(start, start + part.shape[axis])
+        _take(followed, tensor, [*[slice(None)] * axis, own], part)
+
+
+_BY_AXIS = "index_copy index_add index_reduce scatter scatter_add scatter_reduce"
+_BY_INDEX = "index_put masked_scatter"
+
+
+@_for(" ".join(["__setitem__", *(f"{name} {name}_" for name in f"{_BY_AXIS} {_BY_INDEX}".split())]))
+def _written(followed: KnownRows, call: Call) -> None:
     """Rows of one tensor go to places of another."""
+    name, to = call.name, call.tensor
     by_axis = name.startswith(("index_copy", "index_add", "index_reduce", "scatter"))
-    names = ("tensor", "dim", "index", "value") if by_axis else ("tensor", "index", "value", "accumulate")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    to, index = given["tensor"], given.get("index", given.get("mask", given.get("indices")))
+    given = call.named(*(("dim", "index", "value") if by_axis else ("index", "value", "accumulate")))
+    index = given.get("index", given.get("mask", given.get("indices")))
     value: Any = next((given[key] for key in ("value", "values", "src", "source") if key in given), None)
-    made = to if name == "__setitem__" or name.endswith("_") else output
+    made = to if name == "__setitem__" or name.endswith("_") else call.output
     own, known = followed.of(to), followed.of(value) if isinstance(value, Tensor) else Mark.MADE
     if isinstance(known, Mark) or not value.dim() or not value.numel():
         followed.write(made, known if known is Mark.MIXED else own)
@@ -441,21 +447,20 @@ def _written(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict
         followed.write(made, own)
         return
     several = isinstance(index, tuple) or (isinstance(index, list) and name != "__setitem__")
-    parts: list[Any] = list(index or ()) if several else [index]
     axis = given["dim"] % to.dim() if by_axis else 0
     if by_axis and axis and name.startswith("scatter"):
-        keep(followed, (value,) if isinstance(own, Mark) else (to, value), {}, made)
+        keep(followed, (value,) if isinstance(own, Mark) else (to, value), made)
         return
-    parts = [slice(None)] * axis + parts
+    parts = [slice(None)] * axis + (list(index or ()) if several else [index])
     if known is None and own in (None, Mark.MADE) and _leaves_first(parts, to.dim()):
         followed.write(made, None)
         return
     if name.startswith(("scatter", "masked_scatter")):
-        parts = _whole_rows(parts[0], value, to, mask=name.startswith("masked"))
+        parts = _whole_rows(index, value, to, mask=name.startswith("masked"))
     followed.write(made, _overwritten(followed, to, value, parts, adds))
 
 
-def _whole_rows(index: Tensor, value: Tensor, to: Tensor, mask: bool) -> list[Any]:
+def _whole_rows(index: Any, value: Tensor, to: Tensor, mask: bool) -> list[Any]:
     """As an index of rows what torch takes as one of entries; nothing where it names no whole rows."""
     rows = index.shape[:1] if not mask else index.shape[:-1]
     wide = index.expand(to.shape) if mask else index
@@ -471,320 +476,158 @@ def _whole_rows(index: Tensor, value: Tensor, to: Tensor, mask: bool) -> list[An
 
 def _overwritten(followed: KnownRows, to: Tensor, value: Tensor, parts: list[Any], adds: bool) -> Known:
     """What is known of a tensor once `value` stands at an index of it."""
-    own, new = followed.lineage(to), followed.lineage(value)
-    spread = _spread(parts, to.dim())[0] if parts else None
-    if not isinstance(new, Lineage) or spread is None or None in spread:
+    own, new, shape = followed.lineage(to), followed.lineage(value), tuple(to.shape)
+    index = _of_each_axis(_as_numbers(parts), to.dim())
+    if not isinstance(new, Lineage) or not parts or None in index:
         return Mark.MIXED
-    nothing = Lineage(
-        new.source, tuple(to.shape), False, lambda: [after.nowhere(to.dim(), after.EMPTY)] * len(new.source)
-    )
-    base = own if isinstance(own, Lineage) else nothing
+    none = Lineage(new.source, shape, False, lambda: [after.nowhere(shape, after.EMPTY)] * len(new.source))
+    base = own if isinstance(own, Lineage) else none
+    held = [NumbersOf(part) if isinstance(part, Tensor | np.ndarray) else part for part in index]
 
-    def change(coordinates: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        index = _read(spread, shape)
-        if index is None:
-            return after.unknown(coordinates)
+    def make() -> after.Coordinates:
+        read = [*map(_read, held)]
         if base.source == new.source:
-            both = zip(coordinates, new.coordinates, strict=True)
-            return [after.put_into(old, shape, index, its, adds) for old, its in both]
+            both = zip(base.coordinates, new.coordinates, strict=True)
+            return [after.put_into(old, shape, read, its, adds) for old, its in both]
         # Of another source: rows that stand where they did.
-        rows = after.put_into(coordinates[0], shape, index, new.coordinates[0], adds)
-        same = base.source[:1] == new.source[:1] and (rows == coordinates[0]).all()
-        return coordinates if same else after.unknown(coordinates)
+        rows = after.put_into(base.coordinates[0], shape, read, new.coordinates[0], adds)
+        same = base.source[:1] == new.source[:1] and rows.equal(base.coordinates[0])
+        return base.coordinates if same else [after.nowhere(shape)] * len(base.source)
 
-    return base.then(tuple(to.shape), change)
+    return base.together(shape, make)
 
 
-@_for("copy_", "__set__")
-def _copied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    to, value = args[0], args[1]
+@_for("copy_ __set__")
+def _copied(followed: KnownRows, call: Call) -> None:
+    to, value = call.args[:2]
     if isinstance(value, Tensor) and value.dim():
         known = followed.of(value)
         followed.write(to, known if value.shape == to.shape or not isinstance(known, Lineage) else Mark.MIXED)
 
 
 @_for("__deepcopy__")
-def _again(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    keep(followed, args[:1], {}, output)
-
-
-@_for("broadcast_tensors")
-def _broadcast(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    for tensor, own in zip(tensors_in(args), output, strict=True):
-        _expanded(followed, name, (tensor,), {}, own)
+def _again(followed: KnownRows, call: Call) -> None:
+    keep(followed, call.args[:1], call.output)
 
 
 _ALONG_ONE = {"diff": 2, "unfold": 1, "kthvalue": 2, "quantile": 2, "nanquantile": 2}
 """Functions that change one axis, and where in their arguments it stands."""
 
 
-@_for(*_ALONG_ONE)
-def _along(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    place, tensor = _ALONG_ONE[name], args[0]
-    dim = kwargs.get("dim", kwargs.get("dimension", args[place] if len(args) > place else -1))
-    images = name == "unfold" and output.dim() < tensor.dim()  # torch.nn.functional.unfold
+@_for(" ".join(_ALONG_ONE))
+def _along(followed: KnownRows, call: Call) -> None:
+    place, tensor, given = _ALONG_ONE[call.name], call.tensor, call.kwargs
+    dim = given.get("dim", given.get("dimension", call.args[place] if len(call.args) > place else -1))
+    images = call.name == "unfold" and call.output.dim() < tensor.dim()  # torch.nn.functional.unfold
     first = not images and (not isinstance(dim, int) or dim % max(tensor.dim(), 1) == 0)
-    (mix if first else keep)(followed, (tensor,), {}, output)
+    (mix if first else keep)(followed, (tensor,), call.output)
 
 
-@_for("pad", "constant_pad_nd")
-def _widened(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor, sizes = args[0], args[1] if len(args) > 1 else kwargs["pad"]
+@_for("pad constant_pad_nd")
+def _widened(followed: KnownRows, call: Call) -> None:
+    tensor, sizes = call.tensor, call.named("pad")["pad"]
     first = sizes[2 * tensor.dim() - 2 :] if len(sizes) == 2 * tensor.dim() else ()
-    (mix if any(first) else keep)(followed, (tensor,), {}, output)
-
-
-@_for("select", "narrow", "split", "chunk", "unbind", "tensor_split", "split_with_sizes", "__iter__", "flip", "roll")
-def _sliced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor = args[0]
-    if not isinstance(tensor, Tensor) or not tensor.dim():
-        return
-    names: dict[str, tuple[str, ...]] = {
-        "select": ("dim", "index"), "narrow": ("dim", "start", "length"), "unbind": ("dim",), "flip": ("dims",),
-        "roll": ("shifts", "dims"), "__iter__": (),
-    }  # fmt: skip
-    given = dict(zip(names.get(name, ("sizes", "dim")), args[1:], strict=False)) | kwargs
-    if name in ("flip", "roll"):
-        _turned(followed, name, tensor, args, given, output)
-        return
-    dim = given.get("dim", 0)
-    if not isinstance(dim, int):
-        return
-    axis = dim % tensor.dim()
-    if axis != 0 and followed.plainly(tensor):
-        return
-    if axis == tensor.dim() - 1 > 0 and name not in ("select", "unbind"):  # other columns of the same rows
-        for part in output if isinstance(output, tuple | list) else [output]:
-            keep(followed, (tensor,), {}, part)
-        return
-    before, start = [slice(None)] * axis, 0
-    parts = [output] if isinstance(output, Tensor) else list(output) if isinstance(output, tuple | list) else []
-    for number, part in enumerate(parts):
-        if name in ("select", "unbind"):
-            at = int(given["index"]) % tensor.shape[axis] if name == "select" else number
-            own: Any = at
-        else:
-            first = int(given["start"]) % max(tensor.shape[axis], 1) if name == "narrow" else start
-            own = slice(first, first + part.shape[axis])
-            start += part.shape[axis]
-        index = _whole([*before, own], tensor.dim())
-        followed.moved(tensor, part, after.indexed(index), ("item", *map(_hashed, index)))
-
-
-def _turned(
-    followed: KnownRows, name: str, tensor: Tensor, args: tuple[Any, ...], given: dict[str, Any], output: Any
-) -> None:
-    if name == "flip":
-        dims = given["dims"] if isinstance(given.get("dims"), list | tuple) else args[1:] or [given["dims"]]
-        shifts: list[int | None] = [None] * len(dims)
-    else:
-        dims = given.get("dims")
-        if dims is None or dims == ():
-            followed.put(output, Mark.MIXED)
-            return
-        dims = [dims] if isinstance(dims, int) else list(dims)
-        shifts = [given["shifts"]] if isinstance(given["shifts"], int) else list(given["shifts"])
-    axes = [own % tensor.dim() for own in dims]
-    moves = any(_moves_tokens(tensor, output, axis) for axis in axes)
-    if not moves and 0 not in axes and followed.plainly(tensor):
-        return
-    index: list[Any] = [slice(None)] * tensor.dim()
-
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        for axis, shift in zip(axes, shifts, strict=True):
-            numbers = np.arange(shape[axis])
-            numbers = numbers[::-1] if shift is None else np.roll(numbers, shift)
-            own = after.indexed([*index[:axis], numbers, *index[axis + 1 :]])(own, shape)
-        return own
-
-    followed.moved(tensor, output, change, None if moves else (name, *axes, *shifts))
+    (mix if any(first) else keep)(followed, (tensor,), call.output)
 
 
 @_for("where")
-def _chosen(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _chosen(followed: KnownRows, call: Call) -> None:
     """Entries of two tensors: if only one of them was moved, a row may be of either."""
+    output = call.output
     if not isinstance(output, Tensor):  # the numbers of what holds
-        mix(followed, args, kwargs, output)
+        mix(followed, call.given, output)
         return
-    given = list(tensors_in((*args, *kwargs.values())))
+    given = list(tensors_in(call.given))
     conditions = [own for own in given if own.dtype == torch.bool]
     given = given if len(conditions) != 1 else [own for own in given if own is not conditions[0]]
-    full = [own for own in given if output.dim() and own.shape[:1] == output.shape[:1]]
-    found = [followed.of(own) for own in full]
+    found = [followed.of(own) for own in given if output.dim() and own.shape[:1] == output.shape[:1]]
     if None in found and any(isinstance(own, Lineage) for own in found):
         followed.put(output, Mark.MIXED)
     else:
-        keep(followed, args, kwargs, output)
-
-
-@_for("index_select")
-def _selected(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    given = dict(zip(("tensor", "dim", "index"), args, strict=False)) | kwargs
-    tensor, axis, index = given["tensor"], given["dim"] % max(args[0].dim(), 1), given["index"]
-    if followed.of(tensor) is Mark.MODEL:
-        _looked_up(followed, [index] if axis == 0 else [slice(None), index], output)
-    elif axis == 0 or not followed.plainly(tensor) or _moves_tokens(tensor, output, axis):
-        read = numbers_of(index)
-        _index(followed, tensor, output, axis, lambda: None if (n := read()) is None else n.reshape(-1))
-
-
-@_for("gather", "take_along_dim", "sort", "topk")
-def _gathered(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor = args[0]
-    if not isinstance(tensor, Tensor) or not tensor.dim():
-        return
-    names: dict[str, tuple[str, ...]] = {
-        "gather": ("dim", "index"), "take_along_dim": ("indices", "dim"), "topk": ("k", "dim"), "sort": ("dim",),
-    }  # fmt: skip
-    given = dict(zip(names[name], args[1:], strict=False)) | kwargs
-    dim = given.get("dim", {"sort": -1, "topk": -1}.get(name))
-    values, index = output, given.get("index", given.get("indices"))
-    if name in ("sort", "topk"):
-        values, index = output
-    if not isinstance(dim, int) or not isinstance(index, Tensor):
-        followed.put(values, Mark.MIXED)
-        return
-    axis = dim % tensor.dim()
-    if axis != 0 and followed.plainly(tensor):
-        return
-    read = numbers_of(index)
-
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        numbers = read()
-        return after.unknown(own) if numbers is None else after.gathered(axis, numbers)(own, shape)
-
-    followed.moved(tensor, values, change)
-
-
-@_for("masked_select")
-def _masked(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor, mask = args[0], args[1] if len(args) > 1 else kwargs["mask"]
-    if mask.shape[:-1] != tensor.shape[: mask.dim() - 1]:
-        followed.put(output, Mark.MIXED)
-        return
-    read = numbers_of(mask)
-
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        numbers = read()
-        if numbers is None or len(numbers.shape) != len(shape):
-            return after.unknown([np.zeros(1, np.int64)] * len(own))
-        return after.indexed([e.astype(np.int64) for e in np.broadcast_to(numbers, shape).nonzero()])(own, shape)
-
-    followed.moved(tensor, output, change)
+        keep(followed, call.given, output)
 
 
 _ALONG = {"vstack": (2, 0), "row_stack": (2, 0), "hstack": (2, 1), "column_stack": (2, 1), "dstack": (3, 2)}
 """What torch joins along an axis of its own, from how many axes on."""
 
 
-@_for("cat", "concat", "concatenate", "stack", *_ALONG)
-def _joined(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    parts = list(args[0]) if isinstance(args[0], list | tuple) else [args[0]]
+@_for(" ".join(["cat concat concatenate stack", *_ALONG]))
+def _joined(followed: KnownRows, call: Call) -> None:
+    parts, output = list(call.tensor) if isinstance(call.tensor, list | tuple) else [call.tensor], call.output
     if not parts or not isinstance(output, Tensor) or not all(isinstance(part, Tensor) for part in parts):
         return
-    least, axis = _ALONG.get(name, (0, args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))))
+    given = call.named("dim")
+    least, axis = _ALONG.get(call.name, (0, given.get("dim", given.get("axis", 0))))
     if min(part.dim() for part in parts) < least:
-        mix(followed, args, kwargs, output)
+        mix(followed, call.given, output)
         return
     axis %= output.dim()
     every = [followed.of(part) for part in parts]
     if all(known is None for known in every) and (axis or len(parts) < 2):
         return
-    if all(isinstance(known, Mark) for known in every):
+    if Mark.MIXED in every or all(isinstance(known, Mark) for known in every):
         lone = every[0] if len({*every}) == 1 and every[0] is not Mark.MODEL else Mark.MADE
         followed.put(output, Mark.MIXED if Mark.MIXED in every else lone)
-    elif name == "stack":
-        _stacked(followed, parts, every, axis, output)
-    else:
-        _catenated(followed, parts, every, axis, output)
-
-
-def _stacked(followed: KnownRows, parts: list[Tensor], every: list[Known | None], axis: int, output: Tensor) -> None:
-    """As of parts with a new axis each, that are joined along it."""
-
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        return [np.expand_dims(each, axis) for each in own]
-
-    shape = (*output.shape[:axis], 1, *output.shape[axis + 1 :])
-    deep = [
-        (known if isinstance(known, Lineage) else followed.source(tuple(part.shape))).then(shape, change, ("new", axis))
-        if not isinstance(known, Mark)
-        else known
-        for part, known in zip(parts, every, strict=True)
-    ]
-    _put_joined(followed, [shape] * len(parts), deep, axis, output)
-
-
-def _catenated(followed: KnownRows, parts: list[Tensor], every: list[Known | None], axis: int, output: Tensor) -> None:
-    own = [
-        (tuple(part.shape), followed.source(tuple(part.shape)) if known is None else known)
-        for part, known in zip(parts, every, strict=True)
-        if part.numel()
-    ]
-    if axis and None in every:  # side by side: rows in their order go before those that were moved
         return
-    _put_joined(followed, [shape for shape, _ in own], [known for _, known in own], axis, output)
-
-
-def _put_joined(followed: KnownRows, shapes: list[Sizes], every: Sequence[Known], axis: int, output: Tensor) -> None:
-    moved = [known for known in every if isinstance(known, Lineage)]
-    if Mark.MIXED in every or not moved:
-        followed.put(output, Mark.MIXED if Mark.MIXED in every else None)
+    if call.name == "stack":  # parts with a new axis each
+        own = [followed.lineage(part) for part in parts]
+        shape, new = (*output.shape[:axis], 1, *output.shape[axis + 1 :]), ("new", axis)
+        deep = [
+            one.then(shape, lambda c, _: c.unsqueeze(axis), new) if isinstance(one, Lineage) else one for one in own
+        ]
+        pairs = [(shape, one) for one in deep]
+    elif axis and None in every:  # side by side: rows in their order go before those that were moved
+        return
+    else:
+        pairs = [(tuple(part.shape), followed.lineage(part)) for part in parts if part.numel()]
+    moved = [known for _, known in pairs if isinstance(known, Lineage)]
+    if not moved:
+        followed.put(output, None)
         return
     main = next((known for known in moved if known.source != known.shape), moved[0])
-    parts = [
-        known if isinstance(known, Lineage) else followed.source(shape)
-        for shape, known in zip(shapes, every, strict=True)
-    ]
-    if any(part.source == main.source and len(part.shape) != len(main.shape) for part in parts):
+    found = [known if isinstance(known, Lineage) else followed.source(size) for size, known in pairs]
+    if any(part.source == main.source and len(part.shape) != len(main.shape) for part in found):
         followed.put(output, Mark.MIXED)
         return
-    what = ("cat", axis, *parts)
-    followed.put(output, main.then(tuple(output.shape), after.joined(parts, main, axis), what))
+    followed.put(output, main.together(tuple(output.shape), after.joined(found, main, axis), ("cat", axis, *found)))
 
 
 @_for(
-    *("mean", "sum", "max", "min", "amax", "amin", "logsumexp", "norm", "prod", "std", "var", "median", "nanmean"),
-    *(
-        "argmax",
-        "argmin",
-        "any",
-        "all",
-        "nansum",
-        "std_mean",
-        "var_mean",
-        "nanmedian",
-        "mode",
-        "count_nonzero",
-        "aminmax",
-    ),
-    *("linalg_norm", "linalg_vector_norm", "frobenius_norm", "nuclear_norm", "special_logsumexp"),
+    "mean sum max min amax amin logsumexp norm prod std var median nanmean argmax argmin any all nansum std_mean "
+    "var_mean nanmedian mode count_nonzero aminmax linalg_norm linalg_vector_norm frobenius_norm nuclear_norm "
+    "special_logsumexp"
 )
-def _reduced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor = args[0]
+def _reduced(followed: KnownRows, call: Call) -> None:
+    tensor = call.tensor
     if not isinstance(tensor, Tensor):
         return
-    first = output[0] if isinstance(output, tuple) else output
-    place = 2 if name == "norm" else 1
-    dims = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else None))
+    first = call.output[0] if isinstance(call.output, tuple) else call.output
+    given = call.named("p", "dim") if call.name == "norm" else call.named("dim")
+    dims = call.kwargs.get("dim", given.get("axis", given.get("dim")))
     if isinstance(dims, Tensor):  # the larger of two tensors
-        keep(followed, args, kwargs, output)
+        keep(followed, call.given, call.output)
         return
     if dims is None or not isinstance(first, Tensor) or not first.dim():
         return
     if tensor.dim() < 3 and followed.plainly(tensor):  # what is left of the first axis is no row of a batch
         return
-    axes = sorted({own % tensor.dim() for own in ([dims] if isinstance(dims, int) else dims)})
+    axes = sorted({own % tensor.dim() for own in _integers(dims)})
     if 0 not in axes and followed.plainly(tensor):
         return
     kept = first.dim() == tensor.dim()
-    followed.moved(tensor, first, after.reduced(axes, kept), ("reduce", kept, *axes))
+
+    def change(own: Tensor, shape: Sizes) -> Tensor:
+        left = after.lost(own, axes)
+        return left if kept else left.squeeze(tuple(axes))
+
+    followed.moved(tensor, first, change, ("reduce", kept, *axes))
 
 
 @_for("einsum")
-def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _summed(followed: KnownRows, call: Call) -> None:
+    args, output = call.args, call.output
     if not isinstance(args[0], str) or not isinstance(output, Tensor) or not output.dim():
-        mix(followed, args, kwargs, output)
+        mix(followed, call.given, output)
         return
     given, arrow, made = args[0].replace(" ", "").partition("->")
     if not arrow:
@@ -812,81 +655,62 @@ def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[
         followed.put(output, Mark.MODEL)
 
 
-@_for("matmul", "bmm", "baddbmm", "__matmul__", "mm", "addmm")
-def _multiplied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    left, right = args[1 if name == "addmm" else 0], args[-1]
+@_for("matmul bmm baddbmm __matmul__ mm addmm")
+def _multiplied(followed: KnownRows, call: Call) -> None:
+    left, right, output = call.args[1 if call.name == "addmm" else 0], call.args[-1], call.output
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return
-    made = followed.of(left) is Mark.MADE
-    if made and left.dim() == right.dim() == 2 and followed.of(right) not in (Mark.MADE, Mark.MODEL):
+    made, flat = followed.of(left) is Mark.MADE, left.dim() == right.dim() == 2
+    if made and flat and followed.of(right) not in (Mark.MADE, Mark.MODEL):
         followed.put(output, Mark.MIXED)  # as of a permutation
     elif right.dim() > max(left.dim(), 2):
-        keep(followed, (right,), {}, output)
-    elif left.dim() == right.dim() == 2 and followed.of(left) is Mark.MODEL and isinstance(followed.of(right), Lineage):
+        keep(followed, (right,), output)
+    elif flat and followed.of(left) is Mark.MODEL and isinstance(followed.of(right), Lineage):
         # Rows that lie along the second axis, as in (W @ x.T).T.
         followed.moved(right, output, after.labelled("jk", "ik"), "product")
     elif not followed.plainly(left):
-        keep(followed, (left,), {}, output)
+        keep(followed, (left,), output)
 
 
 @_for("_pack_padded_sequence")
-def _packed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor, read, batch_first = args[0], numbers_of(args[1]), bool(args[2])
+def _packed(followed: KnownRows, call: Call) -> None:
+    packs = call.function  # what reads it later holds none of the call's tensors
+    _move(followed, call.tensor, call.output[0], lambda *given: packs(*given)[0], call.args)
 
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        lengths = read()
-        if lengths is None:
-            return after.unknown([each.reshape(each.shape[1:]) if each.shape[0] == 1 else each[0] for each in own])
-        time, row = (np.arange(lengths.max(initial=0))[:, None] < lengths).nonzero()
-        both = [row, time] if batch_first else [time, row]
-        return after.indexed([*both, *[slice(None)] * (len(shape) - 2)])(own, shape)
 
-    followed.moved(tensor, output[0], change)
+_PADDING = -4
+"""In place of a coordinate, until it is that of the row's first token."""
 
 
 @_for("_pad_packed_sequence")
-def _padded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensor, read, batch_first = args[0], numbers_of(args[1]), bool(args[2])
-    long = output[0].shape[1 if batch_first else 0]
+def _padded(followed: KnownRows, call: Call) -> None:
+    function = call.function
 
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        sizes = read()
-        if sizes is None:
-            return after.unknown([each[None] for each in own])
-        row = np.arange(sizes[0])[None].repeat(long, 0)
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        time = np.arange(long)[:, None]
-        real = (time < len(sizes)) & (row < sizes[np.minimum(time, len(sizes) - 1)])
-        numbers = np.where(real, starts[np.minimum(time, len(sizes) - 1)] + row, row)
-        numbers = numbers.T if batch_first else numbers
-        return [
-            after.collapsed(each) for each in after.indexed([numbers, *[slice(None)] * (len(shape) - 1)])(own, shape)
-        ]
+    def pads(own: Tensor, sizes: Tensor, batch_first: bool, padding: float, length: int) -> Tensor:
+        found: Tensor = function(own, sizes, batch_first, _PADDING, length)[0]
+        return found.where(found != _PADDING, found.narrow(1 if batch_first else 0, 0, 1))
 
-    followed.moved(tensor, output[0], change)
+    _move(followed, call.tensor, call.output[0], pads, call.args)
 
 
-@_for("lstm", "gru", "rnn_tanh", "rnn_relu")
-def _recurred(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+@_for("lstm gru rnn_tanh rnn_relu")
+def _recurred(followed: KnownRows, call: Call) -> None:
     """Of the last states [layers, B, H], the rows are those of the input."""
-    tensor = args[0]
+    tensor, args, output = call.tensor, call.args, call.output
     if not isinstance(tensor, Tensor) or tensor.dim() < 2:
         return
-    keep(followed, (tensor,), {}, output[0])
+    keep(followed, (tensor,), output[0])
     packed = isinstance(args[1], Tensor) and tensor.dim() == 2 and args[1].dim() == 1
     rows = output[1].shape[1]
     if not packed and tensor.dim() != 3:
         return
     batch = 0 if packed or (isinstance(args[-1], bool) and args[-1]) else 1
 
-    def last(each: after.Numbers) -> after.Numbers:
+    def last(own: Tensor, shape: Sizes) -> Tensor:
         if packed:  # the first rows are those of the first token of every sequence
-            return (each[:rows] if each.shape[0] > 1 else each)[None, :, :1]
-        return after.lost(each, [1 - batch]).transpose(1 - batch, batch, 2)[:, :, :1]
-
-    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        return [last(each) for each in own]
+            return own[:rows][None, :, :1]
+        return after.lost(own, [1 - batch]).movedim(batch, 1).reshape(1, -1, own.shape[2])[:, :, :1]
 
     for states in output[1:]:
         if isinstance(states, Tensor):
-            followed.moved(tensor, states, change, ("states", packed, batch))
+            followed.moved(tensor, states, last, ("states", packed, batch))

@@ -27,10 +27,18 @@ from dualform.record.layout import ConvolutionGeometry, FeatureMaps, KeyForm
 from dualform.record.taps.tap import Call, ModuleTap
 
 
-class TappedConvolution(ModuleTap):
-    """What nn.Conv1d, 2d and 3d share."""
+class _OfMaps(ModuleTap):
+    """A layer of feature maps."""
 
-    module: nn.Conv1d | nn.Conv2d | nn.Conv3d
+    module: Any
+
+    def batched(self, maps: Tensor) -> Tensor:
+        """[B, C, *size]: a call may have no axis for the batch."""
+        return maps if maps.dim() == len(self.module.kernel_size) + 2 else maps[None]
+
+
+class TappedConvolution(_OfMaps):
+    """What nn.Conv1d, 2d and 3d share."""
 
     def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, values: bool = True) -> None:
         super().__init__(name, module, values)
@@ -57,15 +65,11 @@ class TappedConvolution(ModuleTap):
             mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
             maps = pad(maps, self.module._reversed_padding_repeated_twice, mode)
         maps = maps.to(output.dtype)  # last: autocast pads in float32
-        return Call(self._batched(maps), (output,), raw=not argument.requires_grad, argument=argument)
+        return Call(self.batched(maps), (output,), raw=not argument.requires_grad, argument=argument)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         error = super().error_of(key, kept, gradients)
-        return self._batched(error).flatten(2).transpose(1, 2)
-
-    def _batched(self, maps: Tensor) -> Tensor:
-        """[B, C, *size]: a call may have no axis for the batch."""
-        return maps if maps.dim() == len(self.module.kernel_size) + 2 else maps[None]
+        return self.batched(error).flatten(2).transpose(1, 2)
 
 
 class TappedConv1d(TappedConvolution, module_type=nn.Conv1d):
@@ -80,10 +84,8 @@ class TappedConv3d(TappedConvolution, module_type=nn.Conv3d):
     pass
 
 
-class TappedTransposedConvolution(ModuleTap):
+class TappedTransposedConvolution(_OfMaps):
     """What nn.ConvTranspose1d, 2d and 3d share."""
-
-    module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
     def __init__(
         self, name: str, module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, values: bool = True
@@ -104,18 +106,14 @@ class TappedTransposedConvolution(ModuleTap):
 
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
         argument: Tensor = args[0] if args else kwargs["input"]
-        key = self._batched(argument.detach().to(output.dtype)).movedim(1, -1)
+        key = self.batched(argument.detach().to(output.dtype)).movedim(1, -1)
         return Call(key, (output,), raw=not argument.requires_grad, argument=argument)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
-        patches = self._convolution.of(self._batched(super().error_of(key, kept, gradients)))
+        patches = self._convolution.of(self.batched(super().error_of(key, kept, gradients)))
         for axis, size in enumerate(key.shape[1:-1], 1):  # output_padding may leave room for more of them
             patches = patches.narrow(axis, 0, size)
         return patches
-
-    def _batched(self, maps: Tensor) -> Tensor:
-        """[B, C, *size]: a call may have no axis for the batch."""
-        return maps if maps.dim() == len(self.module.kernel_size) + 2 else maps[None]
 
 
 class TappedConvTranspose1d(TappedTransposedConvolution, module_type=nn.ConvTranspose1d):

@@ -7,17 +7,16 @@ Shapes: d_in and d_out of the layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
 from dualform.errors import BadInput
 from dualform.record.taps.embedding import RowNumberForm
 from dualform.record.taps.tap import Call, Listener, Tap
-from dualform.record.taps.watcher import MatrixBlock, MatrixProduct, Watcher, block_of, hidden, is_of, saved_key
+from dualform.record.taps.watcher import MatrixBlock, MatrixProduct, block_of, hidden, is_of, saved_key
 from dualform.store.layer import Layer, Parameter, as_matrix
 
 
@@ -72,68 +71,6 @@ class FreeTap(Tap):
         return error if self._padding is None else error.masked_fill((key == self._padding).unsqueeze(-1), 0.0)
 
 
-class Finder(Protocol):
-    """Who knows the layers of free matrices, and hears of new ones."""
-
-    closed: bool
-    """Whether no new ones are taken any more."""
-
-    def tap_of(
-        self, path: str, parameter: Tensor, block: MatrixBlock, product: MatrixProduct, own: Mapping[str, Tensor]
-    ) -> FreeTap | None:
-        """The tap of a block of the parameter of that name; None where it is no layer. `own`: its module's parameters,
-        of which one may be the product's bias.
-        """
-
-    def used(self, path: str, function: str) -> None:
-        """The parameter of that name went into something that is no product with a matrix."""
-
-
-class MatrixWatcher(Watcher):
-    """A module that holds free matrices."""
-
-    def __init__(
-        self, module: nn.Module, free: Mapping[str, Tensor], own: Mapping[str, Tensor], finder: Finder
-    ) -> None:
-        """`free`: by name in the state dict, the parameters that may be layers; `own`: all that the module holds."""
-        super().__init__(module)
-        self.free = free
-        self._own, self._finder = own, finder
-
-    def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
-        for path, parameter in self.free.items():
-            if not is_of(product.weight, parameter):
-                continue
-            block = block_of(product.weight, parameter)
-            if block is None or any(is_of(product.key, other) for other in self._own.values()):
-                what = (
-                    "a part of it that is not a matrix of its rows and columns"
-                    if block is None
-                    else "another parameter"
-                )
-                self._finder.used(path, f"a product with {what}")
-                return None
-            tap = self._finder.tap_of(path, parameter, block, product, self._own)
-            return output if tap is None else tap.multiplied(listener, product, output)
-        return None
-
-    def used(self, name: str, args: tuple[Any, ...], output: Any) -> None:
-        if self._finder.closed:
-            return
-        for tensor in _tensors(args):
-            for path, parameter in self.free.items():
-                if is_of(tensor, parameter):
-                    self._finder.used(path, name)
-
-
-def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
-    for arg in args:
-        if isinstance(arg, Tensor):
-            yield arg
-        elif isinstance(arg, list | tuple):
-            yield from _tensors(arg)
-
-
 LOOKED_UP = "row numbers"
 """The key source of a matrix whose rows are looked up."""
 
@@ -157,15 +94,10 @@ def _block(place: Parameter, tensor: Tensor) -> MatrixBlock:
     return MatrixBlock(place.rows or (0, height), place.columns or (0, width or 1), place.transposed, place.leading)
 
 
-class Recipient(Protocol):
-    """Who hears of such products."""
-
-    def by_hand(self, product: MatrixProduct, name: str, output: Tensor) -> Tensor:
-        """What the network goes on with in place of `output`."""
-
-
-LISTENING: list[Recipient] = []
-"""Of the recorders that are open in this process."""
+BY_HAND: list[Callable[[MatrixProduct, str, Tensor], Tensor]] = []
+"""Of the recorders that are open in this process: told of a product, its name and its output, each says what the
+network goes on with.
+"""
 
 
 def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
@@ -187,6 +119,6 @@ def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
         )
     with hidden():
         output = linear(x, weight)
-        for recipient in LISTENING:
-            output = recipient.by_hand(MatrixProduct(x, weight), name, output)
+        for passed in BY_HAND:
+            output = passed(MatrixProduct(x, weight), name, output)
     return output

@@ -20,7 +20,6 @@ Shapes: d_in and d_out of the matrix; `...` the dimensions of a batch.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.record.taps.autograd import ModelHook, hand_over, own_operators, part_that_runs, runs_again
 from dualform.record.taps.tap import Listener, is_transformed
+from dualform.record.torch_internals import packing_hooks
 from dualform.store.layer import Range
 
 
@@ -174,9 +174,11 @@ def _steps(view: Tensor, width: int) -> bool:
     return all(size == 1 or stride == step for size, stride, step in own)
 
 
-class Watcher(ABC):
+class Watcher:
     """One module under watch."""
 
+    hides: ClassVar[bool] = False
+    """Whether none of its products are seen."""
     compiles: ClassVar[bool] = False
     """Whether it can be traced by torch.compile; where not, compiled calls of the module are let pass."""
 
@@ -187,12 +189,12 @@ class Watcher(ABC):
         """What packed the tensors that autograd saves, as the module was called last."""
         self._handles: list[RemovableHandle] = []
 
-    @abstractmethod
     def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
         """What the network goes on with in place of a product's `output`; None for one that is not this module's.
 
         `output` [..., d_out] belongs to the product's keys.
         """
+        return None
 
     def used(self, name: str, args: tuple[Any, ...], output: Any) -> None:
         """Another function of torch was called with these arguments, and answered `output`."""
@@ -225,16 +227,10 @@ class Watcher(ABC):
             pass
 
 
-class ProductHider:
+class ProductHider(Watcher):
     """Hides the products of a layer that has a tap of its own from a recorder's watchers around it."""
 
-    def __init__(self, module: nn.Module, listener: Listener) -> None:
-        self._handles = [module.register_forward_hook(_Leave(self), always_call=True)]
-        self._handles.append(module.register_forward_pre_hook(_Hide(self, listener), prepend=True))
-
-    def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+    hides = True
 
 
 @contextmanager
@@ -313,6 +309,8 @@ class _Enter(ModelHook):
     def run(self, module: Any, *given: Any) -> bool:
         """Whether products are to be seen in this call."""
         watcher, listener = self._watcher, self._watcher.listener
+        if watcher.hides:
+            return False
         mode = None if listener is None else listener.forward_mode()
         if listener is not None and mode == "step" and (is_transformed() or not torch.is_grad_enabled()):
             watcher.unseen(listener)
@@ -321,17 +319,9 @@ class _Enter(ModelHook):
             return False
         if mode is None and (listener is None or not runs_again()):
             return False
-        watcher.saving = _saving()
+        watcher.saving = packing_hooks()
         watcher.begins(*given)
         return True
-
-
-class _Hide(ModelHook):
-    def __init__(self, hider: ProductHider, listener: Listener) -> None:
-        self._hider, self.listener = hider, listener
-
-    def run(self, module: Any, *given: Any) -> None:
-        _AROUND.enter(self._hider, self.listener, None)
 
 
 class _Leave(ModelHook):
@@ -384,7 +374,7 @@ def _told(
 ) -> Any:
     """What the network goes on with where it is a product of the watcher's; else None."""
     found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
-    if found and watcher.saving != _saving():
+    if found and watcher.saving != packing_hooks():
         # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
         watcher.used("a checkpoint inside its module's forward", args, output)
         return None
@@ -395,10 +385,6 @@ def _told(
     if not found:
         watcher.used(name, args, output)
     return None
-
-
-def _saving() -> Any:
-    return None if is_compiling() else torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def _watched_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
