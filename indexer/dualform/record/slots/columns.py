@@ -16,7 +16,7 @@ budget, for a run that holds one and for those before and behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -184,9 +184,12 @@ class Metadata:
         return single or any(entry.ndim > 1 for entry in self.entries.values())
 
     @property
-    def said_dims(self) -> int | Mapping[str, int] | None:
-        """What was said of the axis of the batch."""
-        return self._batch_dim
+    def shapes(self) -> Hashable:
+        """All that decides how a batch is aligned: batch_dim, and the shape of what is passed under each name."""
+        dims = self._batch_dim if not isinstance(self._batch_dim, Mapping) else tuple(sorted(self._batch_dim.items()))
+        whole = {**self.entries, "position": self.position, "mask": self.mask}
+        at = [(space, name, entry.shape) for space in self._at for name, entry in self.at(space).items()]
+        return dims, tuple([(n, entry.shape) for n, entry in whole.items() if entry is not None]), (*self._at, *at)
 
     def batch_dim(self, space: str) -> int | None:
         """The axis that is said to be the batch; None where none is."""

@@ -195,7 +195,7 @@ class Spaces:
     def axis_of(self, layer: str) -> int:
         """Which axis of a layer's keys is the batch, as far as it is known; else the first."""
         space = self.known.get(self.layers.get(layer, ""))
-        return self.axes.get(layer, (space.axis or 0) if space is not None else 0)
+        return self.axes.get(layer, 0 if space is None else space.axis)
 
     def warn_once(self, about: str, message: str) -> None:
         """Warn of what a recording goes on without: once of each layer or space."""
