@@ -574,7 +574,7 @@ def test_ordinary_networks_have_the_batchs_rows_in_their_order(tmp_path, kind):
             with opened.recorder.step(label=label, batch_dim={"first": 0} if kind == "last_states" else None):
                 out = model(torch.randn(B, L, D, generator=torch.Generator().manual_seed(step)))
                 out.square().mean().backward()
-    assert all(extent.row is None for batch in some(opened.sink.batches) for extent in some(batch.extents))
+    assert all(extent.row is None for batch in some(opened.sink.recorded) for extent in some(batch.extents))
 
 
 TURNED = {
