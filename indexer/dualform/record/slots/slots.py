@@ -26,7 +26,7 @@ from dualform.record.column_values import Array, spread
 from dualform.record.layout import Shape, Signal, laid_rows, misfit
 from dualform.record.lineage import Place
 from dualform.record.slots.alignment import Aligner
-from dualform.record.slots.columns import PLACES, Metadata, RoutedColumns, StepColumns
+from dualform.record.slots.columns import PLACES, Metadata, StepColumns, routed_columns
 from dualform.record.slots.spaces import Spaces
 from dualform.record.slots.step_record import StepRecord
 from dualform.record.taps import Tap
@@ -214,7 +214,7 @@ class SlotMaker:
         for space, said in every.items():
             calls = [shape for shape in shapes if shape.space.name == space]
             if calls[0].space.routed:
-                said_of = RoutedColumns(metadata, self._spaces, record.step, first).of_calls(calls)
+                said_of = routed_columns(metadata, calls, self._spaces, record.step, first)
                 own = [
                     of_call
                     if "row" in of_call or shape.place is None
