@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import numpy as np
@@ -41,15 +42,18 @@ class Table:
         self.barrier = threading.Barrier(COUNT, timeout=seconds)
         self.brought = [None] * COUNT
 
-    def total(self, rank, numbers):
-        self.brought[rank] = numbers
+    def gather(self, rank, own):
+        self.brought[rank] = own
         try:
             self.barrier.wait()
-            whole = sum(self.brought)
+            found = list(self.brought)
             self.barrier.wait()
         except threading.BrokenBarrierError:
             raise RuntimeError("nobody came") from None
-        return whole
+        return found
+
+    def total(self, rank, numbers):
+        return sum(self.gather(rank, numbers))
 
 
 class Seat:
@@ -60,6 +64,9 @@ class Seat:
 
     def total(self, numbers):
         return self.table.total(self.rank, numbers.copy())
+
+    def gather(self, own):
+        return self.table.gather(self.rank, copy.deepcopy(own))
 
     def close(self):
         self.closed += 1

@@ -16,7 +16,7 @@ from dualform.errors import AlreadyExists, BadInput, NotAMemory, NotFound, Recor
 from dualform.record import ranks as ranks_file
 from dualform.record.ranks import Ranks
 from dualform.record.recorder import Recorder
-from dualform.record.slots.agreement import Placement
+from dualform.record.slots.agreement import Agreement
 from dualform.store.batch import Header
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
@@ -364,7 +364,7 @@ def test_ranks_that_are_told_the_space_are_one_memory(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_shards_that_have_a_layer_in_other_spaces_are_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(Placement, "check", lambda *_: None)
+    monkeypatch.setattr(Agreement, "check", lambda *_: None)
     fleet = Fleet(tmp_path / "m", models=[Numbered() for _ in range(COUNT)])
     fleet.run(train_numbered(fleet, torch.arange(ROWS)))
     with pytest.raises(NotAMemory) as caught:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from math import prod
 from typing import ClassVar
 
@@ -37,6 +38,17 @@ from dualform.store.batch import Product
 from dualform.store.layer import Parameter
 
 
+class AxisSource(Enum):
+    """How it is known which axis of the keys in a space is the batch."""
+
+    ASSUMED = "nothing tells: it is taken for the first"
+    BATCHES = "a batch that was not square fitted its metadata"
+    LAYERS = "all of its layers know their own axes, by kind or by batch_dim"
+    MODULE = "the module of a layer knows it, as batch_first"
+    ARGUMENT = "batch_dim was passed for the space"
+    LAYER_KIND = "its layers can only have this one: batch_dim of the space is ignored"
+
+
 @dataclass
 class RecordedSpace:
     """One space, as its layers' first keys showed it."""
@@ -45,14 +57,11 @@ class RecordedSpace:
     tokens: bool
     """Whether a row has positions: some layer's key has more than the batch's axis before its last."""
     routed: bool
-    axis: int | None
-    """Which axis of those layers' keys is the batch; None where nothing told: it is taken for the first."""
-    said: bool = False
-    """Whether the training said so, of all its layers."""
-    fixed: bool = False
-    """Whether it is so by the kind of those layers, whatever is said of the space: another tells nothing of its own."""
+    axis: int = 0
+    """Which axis of those layers' keys is the batch."""
+    source: AxisSource = AxisSource.LAYER_KIND
     teller: str = ""
-    """A layer whose module told the axis."""
+    """The layer whose module tells the axis."""
 
 
 @dataclass(frozen=True, eq=False)

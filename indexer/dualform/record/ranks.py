@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import prod
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,6 +50,9 @@ from dualform.store.batch import Header
 from dualform.store.layer import Parameter, Range, as_matrix
 from dualform.store.manifest import FILE, shard_folder
 from dualform.store.writing.writer import Writer, check_new_folder
+
+Own = TypeVar("Own")
+All = TypeVar("All")
 
 UPDATES = ("of the step that runs", "of the step before", "outside of all steps")
 """What kinds of update a process may be about to make."""
@@ -76,6 +79,9 @@ class TrainingShard(Protocol):
         None where the processes have parted, or part because they do not give the same numbers.
         """
 
+    def gather(self, own: Any) -> list[Any] | None:
+        """What all processes give, in their order: anything that can be pickled. None where they have parted."""
+
     def check_folder(self, path: Path) -> None:
         """Raises AlreadyExists where anything is in the place of this process's shard."""
 
@@ -100,13 +106,16 @@ WAIT_SECONDS = 60.0
 
 
 class Exchange(Protocol):
-    """Adds numbers up over the ranks."""
+    """Adds numbers up over the ranks, and gathers objects of all of them."""
 
     def total(self, numbers: Doubles) -> Doubles:
         """float64[n]: the sum of what all ranks give, the same on each. All ranks call it, in the same order.
 
         Raises RuntimeError where one of them does not.
         """
+
+    def gather(self, own: Any) -> list[Any]:
+        """What all ranks give, in their order. As `total`, of any objects."""
 
     def close(self) -> None:
         """The training has ended on this rank."""
@@ -131,6 +140,13 @@ class ProcessExchange:
         summed = torch.from_numpy(numbers.copy())
         distributed.all_reduce(summed, group=self._group)
         return summed.numpy()
+
+    def gather(self, own: Any) -> list[Any]:
+        if not distributed.is_initialized():
+            raise RuntimeError("the training has left its process group")
+        found: list[Any] = [None] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(found, own, group=self._group)
+        return found
 
     def close(self) -> None:
         # The training may have destroyed all groups already, inside the recorder's with.
@@ -207,11 +223,18 @@ class Ranks:
         total = self._total(own.reshape(-1))
         return None if total is None else [tuple(row) for row in total.reshape(own.shape).tolist()]
 
+    def gather(self, own: Any) -> list[Any] | None:
+        return self._exchanged(self._exchange.gather, own)
+
     def _total(self, numbers: Doubles) -> Doubles | None:
+        return self._exchanged(self._exchange.total, numbers)
+
+    def _exchanged(self, exchange: Callable[[Own], All], own: Own) -> All | None:
+        """None where the ranks have parted, or part now."""
         if self.parted:
             return None
         try:
-            return self._exchange.total(numbers)
+            return exchange(own)
         except RuntimeError as error:
             self._part(f"rank {self.number} lost contact with the others: {str(error).splitlines()[0]}")
             return None

@@ -20,7 +20,7 @@ from dualform.record.batches import Batches
 from dualform.record.ranks import UPDATES, held
 from dualform.record.setup.optimizers import Owners, halved_parameters
 from dualform.record.setup.plan import Plan, Progress, Start, layer_of, layers_again, mark_of
-from dualform.record.slots.agreement import Placement
+from dualform.record.slots.agreement import Agreement
 from dualform.record.slots.columns import KnownColumns, StepColumns
 from dualform.record.slots.slots import SlotMaker, Slots
 from dualform.record.slots.spaces import Spaces, lost_call
@@ -286,8 +286,8 @@ class Recording:
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = StepColumns(self._spaces, KnownColumns.of(plan))
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
-        placement = Placement(self._spaces, self._columns)
-        training = Training(plan.model, self._start.initial, self._start.buffers, halved, plan.ranks, placement)
+        agreement = Agreement(self._spaces, self._columns)
+        training = Training(plan.model, self._start.initial, self._start.buffers, halved, plan.ranks, agreement)
         self._updates = AllUpdates(plan.owners, plan.taps, training, measured)
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dualform.errors import BadInput
 from dualform.record.slots import step_record
+from dualform.record.slots.spaces import Spaces
 from dualform.record.slots.step_record import CallOrder
 from tests.record.listed import Opened, assert_rebuilt, opened_on, snapshot
 from tests.trainings import learn
@@ -299,6 +300,26 @@ def test_one_value_holds_for_all_calls_and_a_repeated_saying_for_one(tmp_path):
     assert opened.sink.batches[0].extents[0].columns["expert"].tolist() == [7]
     assert opened.sink.batches[0].extents[1].columns["expert"].tolist() == [7, 7]
     assert opened.sink.column("row", "e") == [None] * 3 + [1, 2]
+
+
+def test_each_combination_of_shapes_is_aligned_once_whatever_a_mask_leaves(tmp_path, monkeypatch):
+    met, meet = [], Spaces.meet
+    monkeypatch.setattr(Spaces, "meet", lambda *given: met.append(given) or meet(*given))
+    model = nn.Linear(3, 2)
+    opened, kept, labels = opened_on(model, tmp_path / "m"), [], []
+    with opened.recorder:
+        for number, (length, masked) in enumerate([(3, True), (5, False), (3, True), (3, False), (5, False)]):
+            x, label = torch.randn(2, length, 3), np.array([number, 9])
+            mask = (
+                np.arange(2 * length).reshape(2, length) % (number + 2) != 0 if masked else np.ones((2, length), bool)
+            )
+            with opened.recorder.step(label=label, **({"mask": mask} if masked else {})):
+                model(x).square().sum().backward()
+            kept.append(x[torch.from_numpy(mask)])
+            labels += np.repeat(label, length)[mask.reshape(-1)].tolist()
+    assert len(met) == 3
+    np.testing.assert_array_equal(opened.sink.keys(""), torch.cat(kept).numpy())
+    assert opened.sink.column("label", "token") == labels
 
 
 LAYERS = {"one": "token", "two": "token", "head": "sample"}

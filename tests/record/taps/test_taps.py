@@ -221,6 +221,6 @@ def test_what_is_no_shard_is_refused(tmp_path):
     with pytest.raises(BadInput) as caught:
         Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", ranks="two")
     assert str(caught.value) == (
-        "ranks must be a number or a TrainingShard; str lacks agree, check_folder, close, number, parted, "
+        "ranks must be a number or a TrainingShard; str lacks agree, check_folder, close, gather, number, parted, "
         "summed, writer. Pass the number of ranks, for example ranks=torch.distributed.get_world_size()."
     )

@@ -23,7 +23,7 @@ from dualform.record.audit.weights import ObservedWeights, Replacements
 from dualform.record.projection import Doubles, surely_finite
 from dualform.record.ranks import TrainingShard
 from dualform.record.setup.optimizers import Owners, group_of, read_groups, rule_of, unscaling
-from dualform.record.slots.agreement import Placement
+from dualform.record.slots.agreement import Agreement
 from dualform.record.slots.step_record import Pass
 from dualform.record.taps import Tap
 from dualform.rules import UpdateRule
@@ -45,7 +45,7 @@ class Training:
     """As Header says."""
     ranks: TrainingShard | None
     """This process among those whose gradients are averaged."""
-    placement: Placement
+    agreement: Agreement
     """The spaces that they must agree on."""
     told: set[tuple[str, str]] = field(default_factory=set)
     """What of which layer was told of already, whichever optimizer it was found with."""
@@ -74,7 +74,7 @@ class Updates:
         how many updates were, before the training was resumed.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
-        self._ranks, self._placement = training.ranks, training.placement
+        self._ranks, self._agreement = training.ranks, training.agreement
         valued = [tap for tap in taps if tap.values]
         self._valued = {tap.name for tap in valued}
         # A generator of its own: the training's random numbers must come out as without the recorder.
@@ -232,13 +232,13 @@ class Updates:
         """
         if self._ranks is None:
             return None, None
-        seen = [self._placement.numbers]
+        seen = [self._agreement.news]
         if self._parameters.sharded and self._factors is not None:
             seen += [self._factors.see(trained), self.weights.see()]
         total = self._pending.sum_over(self._ranks, np.concatenate(seen))
         if total is not None:
             seen = np.split(total, np.cumsum([len(own) for own in seen])[:-1])
-            self._placement.check(seen[0], self._ranks)
+            self._agreement.check(seen[0], self._ranks)
         elif self._parameters.sharded:
             self.weights.stop()
         self.tell_parted(step)

@@ -27,7 +27,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -274,31 +275,15 @@ def disk_use(memory: Path, shard: str | None = None) -> int:
     """Bytes that a memory's files and folders take: of all; or of one `shard` by the name of its folder, whose first
     one counts weights, query sets and whatever else is not a shard's.
     """
-    return sum(_taken(entry) for entry in _entries(memory, shard, inside=shard is None))
-
-
-def _entries(folder: Path, shard: str | None, inside: bool) -> Iterator[os.stat_result]:
-    """`inside`: whether the folder is counted itself, which it is in the shard and, for the first one, outside."""
-    try:
-        found = list(os.scandir(folder))
-    except FileNotFoundError:  # nothing was written yet, or what was temporary went meanwhile
-        return
-    own = inside or shard == "shard-00000"
-    for entry in found:
-        try:
-            state = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        if not entry.is_dir(follow_symlinks=False):
-            if own and not is_derived(entry.name):
-                yield state
-        elif inside or not _SHARD.fullmatch(entry.name):
-            if own:
-                yield state
-            yield from _entries(Path(entry.path), shard, inside)
-        elif entry.name == shard:
-            yield state
-            yield from _entries(Path(entry.path), shard, True)
+    total = 0
+    for folder, folders, files in os.walk(memory):
+        for name in (*folders, *(own for own in files if not is_derived(own))):
+            path = Path(folder, name)
+            whose = next(filter(_SHARD.fullmatch, path.relative_to(memory).parts), shard_folder(0))
+            if shard in (None, whose):
+                with suppress(FileNotFoundError):  # what was temporary went meanwhile
+                    total += _taken(path.lstat())
+    return total
 
 
 def _taken(state: os.stat_result) -> int:

@@ -1,13 +1,14 @@
-"""Fits the calls of one step to rows of the batch: which axis is the batch, and which calls saw the same slots.
+"""Fits the calls of one step to the rows of the batch: which axis is the batch, and which calls share slots.
 
-Fits the calls of one step into extents: which layers' calls saw the same slots, and which calls part from them.
+Shapes: B rows, `L...` token dimensions, n slots of an extent.
 
-Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer, n slots of an extent.
+The batch axis of a space of tokens is inferred once, when its first layers are seen, from the strongest source there is
+(`AxisSource`). In a space with the batch in the second axis, a layer that does not know its own axis may have the batch
+in the first, and its slots would be transposed. Such a layer is recorded once a batch that is neither square nor one
+entry long shows its axis.
 
-Which axis of a layer's keys is the batch: it is said, or known from the modules around the layer, else the first.
-
-Where a space has its batch in the second axis, a layer that does not know its own may have it in the first, and its
-slots would be turned over. It is believed once a batch that is neither square nor one entry long shows it.
+What a step's calls come to follows from their shapes and from the shapes of the step's metadata. So an alignment is
+kept as a plan, and reused by every later step of the same shapes.
 """
 
 from __future__ import annotations
@@ -23,84 +24,485 @@ from torch import Tensor
 
 from dualform.errors import BadInput, RecordingError
 from dualform.patterns import matches
-from dualform.record.layout import RecordedSpace, Shape, Signal, laid_out, misfit, oblong, square, turned
+from dualform.record.layout import AxisSource, RecordedSpace, Shape, Signal, laid_out, misfit, oblong, square, turned
 from dualform.record.lineage import Lineage, Mark, Place, place_of
-from dualform.record.slots.columns import Metadata
 from dualform.record.slots.spaces import Spaces, lost_call
 from dualform.record.slots.step_record import StepRecord
 from dualform.record.taps import Tap
+from dualform.store.batch import Extent
+
+_PLANS = 64
+"""Alignments that are kept, each of other shapes: batches of varying length have a few dozen."""
 
 
-class BatchAxis:
-    """What is known of the batch's axis at one step."""
+@dataclass
+class Alignment:
+    """The calls of one step that became slots."""
 
-    def __init__(self, metadata: Metadata, spaces: Spaces) -> None:
-        """Raises BadInput where batch_dim names nothing that there is, or a layer that had another axis at first."""
-        self._metadata, self._spaces = metadata, spaces
-        spaces.check_axes(list(metadata.axes))
-        for layer, said in metadata.axes.items():
-            if layer not in spaces.names and said is not None:
-                self._hear(layer, said)
+    calls: dict[str, list[tuple[int, Shape]]]
+    """By layer, in the model's order: each call's index among the layer's calls, and its shape."""
+    dropped: dict[str, str]
+    """Layer -> why calls of it are no slots of this step."""
+    shapes: dict[tuple[str, int], Shape] = field(default_factory=dict)
+    """By space and call."""
+    extents: Sequence[Extent] | None = None
+    """Of every step of this alignment, where they follow from shapes alone."""
 
-    def _hear(self, layer: str, said: int) -> None:
-        """Take in what batch_dim says of one layer."""
+
+class Aligner:
+    """Aligns the steps of one recording."""
+
+    def __init__(self, taps: Sequence[Tap], spaces: Spaces) -> None:
+        self._taps, self._spaces = taps, spaces
+        self._plans: dict[Hashable, Alignment] = {}
+
+    def align(self, record: StepRecord, first: bool) -> Alignment:
+        """A call that does not fit the others is refused at the `first` step; later it has no slots.
+
+        Raises BadInput where the metadata fits no layer, and RecordingError at the first step.
+        """
+        signature = _signature(record)
+        if signature in self._plans:
+            return self._plans[signature]
+        found = _StepAlignment(record, self._taps, self._spaces, first).align()
+        if signature is not None and not found.dropped and not any(shape.untold for shape in found.shapes.values()):
+            if len(self._plans) == _PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[signature] = found
+        return found
+
+
+def _signature(record: StepRecord) -> Hashable:
+    """What an alignment follows from; None where indices of this step moved the rows of a call."""
+    known = record.known_rows()
+    if any(isinstance(own, Lineage) and not own.steady for own in known):
+        return None
+    calls = [(name, tuple(leading)) for name, leading in record.leading()]
+    return tuple(calls), tuple(known), record.metadata.shapes
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of a layer, and the slots that it becomes."""
+
+    tap: Tap
+    index: int
+    signal: Signal
+    space: RecordedSpace
+    shape: Shape | None = None
+
+    @property
+    def fitted(self) -> Shape:
+        assert self.shape is not None
+        return self.shape
+
+    @property
+    def stray(self) -> bool:
+        """Whether its rows are not the batch's in any order, or unknown: no other call is held against it."""
+        return self.fitted.place is not None and not self.space.routed
+
+
+class _StepAlignment:
+    """Aligns one step."""
+
+    def __init__(self, record: StepRecord, taps: Sequence[Tap], spaces: Spaces, first: bool) -> None:
+        self._record, self._metadata, self._spaces, self._first = record, record.metadata, spaces, first
+        self._taps = [tap for tap in taps if record.calls(tap.name)]
+        signals = {tap.name: record.calls(tap.name) for tap in self._taps}
+        spaces.meet(signals, self._metadata.rows)
+        names = {tap.name: spaces.space_of(tap.name, signals[tap.name][0].leading) for tap in self._taps}
+        self._hear_layers()
+        made = {name: self._space(name, [tap for tap in self._taps if names[tap.name] == name], signals)
+                for name in dict.fromkeys(names.values())}  # fmt: skip
+        self._of = {layer: made[name] for layer, name in names.items()}
+        self._calls = [
+            _Call(tap, index, signal, self._of[tap.name])
+            for tap in self._taps
+            for index, signal in enumerate(signals[tap.name])
+        ]
+        """Those that are not dropped."""
+        self._doubtful = {tap.name for tap in self._taps if self._is_doubtful(tap, signals[tap.name])}
+        self._dropped: dict[str, str] = {}
+        self._stray_numbers: dict[tuple[str, Any, int], list[int]] = {}
+        """By space, source of the rows, and count of slots: call numbers of strays, after those of all other calls."""
+        self._next = max(map(len, signals.values()), default=0)
+        self._batched = any(call.signal.rows is not Mark.MODEL for call in self._calls)
+        """Whether any layer saw rows of a batch."""
+
+    def align(self) -> Alignment:
+        for call in list(self._calls):
+            self._check_rank(call)
+        for call in list(self._calls):
+            self._fit(call)
+        self._check_rows(self._agree())
+        found = self._found()
+        self._check_square(found)
+        return found
+
+    def _hear_layers(self) -> None:
+        """Take in what batch_dim says of single layers."""
         spaces = self._spaces
-        if layer in spaces.layers or layer in spaces.axes:
-            _check_same(f"layer {layer!r}", spaces.axis_of(layer), said)
-        spaces.axes[layer] = said
+        spaces.check_axes(list(self._metadata.axes))
+        for layer, axis in self._metadata.axes.items():
+            if layer not in spaces.names and axis is not None:
+                if layer in spaces.layers or layer in spaces.axes:
+                    _check_same(f"layer {layer!r}", spaces.axis_of(layer), axis)
+                spaces.axes[layer] = axis
 
-    def check(self, space: RecordedSpace) -> None:
-        """Take in what batch_dim says of a space. Raises BadInput where it was another axis at first."""
-        said = self._metadata.batch_dim(space.name)
-        if said is not None and space.tokens and not space.fixed:
-            _check_same(f"space {space.name!r}", space.axis or 0, said)
-            space.axis, space.said = said, True
+    def _space(self, name: str, members: Sequence[Tap], signals: Mapping[str, Sequence[Signal]]) -> RecordedSpace:
+        """A space with its batch axis, as it is known by now."""
+        passed, space = self._metadata.batch_dim(name), self._spaces.known.get(name)
+        if space is None:
+            deep = [tap for tap in members if len(signals[tap.name][0].leading) > 1]
+            routed = any(self._spaces.routed(tap.name) for tap in members)
+            tokens = bool(deep) and not routed
+            space = RecordedSpace(name, tokens, routed, *(self._inferred(deep, passed) if tokens else ()))
+        if passed is not None and space.tokens and space.source is not AxisSource.LAYER_KIND:
+            _check_same(f"space {space.name!r}", space.axis, passed)
+            space.source = AxisSource.ARGUMENT
+        return space
 
-    def of_space(self, name: str, layers: Sequence[Tap]) -> RecordedSpace:
-        """A space of tokens that is seen for the first time, by its layers that see tokens."""
-        if all(tap.key_form.batch_axis is not None for tap in layers):
-            return RecordedSpace(name, tokens=True, routed=False, axis=layers[0].key_form.batch_axis, fixed=True)
-        said = self._metadata.batch_dim(name)
-        if said is not None:
-            return RecordedSpace(name, tokens=True, routed=False, axis=said, said=True)
+    def _inferred(self, layers: Sequence[Tap], passed: int | None) -> tuple[int, AxisSource, str]:
+        """Axis of a new space by its layers that see tokens, how it is known, and by which layer."""
+        kinds = [tap.key_form.batch_axis for tap in layers]
+        if None not in kinds and kinds[0] is not None:
+            return kinds[0], AxisSource.LAYER_KIND, ""
+        if passed is not None:
+            return passed, AxisSource.ARGUMENT, ""
         axes = self._spaces.axes
-        told = [tap for tap in layers if tap.batch_dim is not None and tap.name not in axes]
-        if told:
-            return RecordedSpace(name, tokens=True, routed=False, axis=told[0].batch_dim, teller=told[0].name)
-        own = [axes[tap.name] for tap in layers if tap.name in axes]
-        # Where layers differ, one that joins them later is to tell its axis, as where it is the second of all.
-        return RecordedSpace(name, tokens=True, routed=False, axis=max(own) if len(own) == len(layers) else None)
+        for tap in layers:
+            if tap.batch_dim is not None and tap.name not in axes:
+                return tap.batch_dim, AxisSource.MODULE, tap.name
+        if all(tap.name in axes for tap in layers):
+            # Where layers differ, one that joins them later is to tell its axis, as where it is the second of all.
+            return max(axes[tap.name] for tap in layers), AxisSource.LAYERS, ""
+        return 0, AxisSource.ASSUMED, ""
 
-    def contradiction(self, tap: Tap, space: RecordedSpace) -> tuple[str, str] | None:
-        """Why a layer that knows its axis cannot be in its space, and what helps; None where it can."""
-        if tap.batch_dim is None or space.said or tap.name in self._spaces.axes:
-            return None
-        if tap.batch_dim == (space.axis or 0):
-            return None
-        hint = "Pass batch_dim= to recorder.step, or give one of them another space with spaces=."
-        if space.teller:
-            return (
+    def _is_doubtful(self, tap: Tap, signals: Sequence[Signal]) -> bool:
+        """Whether only the batches that a layer sees can show its axis."""
+        space = self._of[tap.name]
+        if not space.tokens or space.source is AxisSource.ARGUMENT:
+            return False
+        if not (space.axis or space.source is AxisSource.LAYER_KIND):
+            return False
+        own = tap.batch_dim is not None or tap.name in self._spaces.axes or tap.name in self._spaces.shown
+        return not own and any(len(signal.leading) > 1 for signal in signals)
+
+    def _axis(self, call: _Call) -> int:
+        return self._spaces.axes.get(call.tap.name, call.space.axis)
+
+    def _turned(self, call: _Call) -> tuple[int, ...]:
+        """The dimensions of a call's slots with the batch first."""
+        return turned(call.signal.leading, self._axis(call))
+
+    def _drop(self, call: _Call, reason: str, hint: str) -> None:
+        """A call has no slots."""
+        if self._first:
+            raise RecordingError(f"{reason}.", hint=hint)
+        layer = call.tap.name
+        self._calls.remove(call)
+        self._dropped.setdefault(layer, reason)
+        self._spaces.warn_once(f"layer {layer}", f"{lost_call(layer, reason)} {hint}")
+
+    def _check_rank(self, call: _Call) -> None:
+        layer, leading = call.tap.name, call.signal.leading
+        known = layer in self._spaces.layers
+        tokens = layer in self._spaces.token_layers if known else len(self._record.calls(layer)[0].leading) > 1
+        if (len(leading) > 1) != tokens:
+            before, now = ("tokens", "rows") if tokens else ("rows", "tokens")
+            self._drop(
+                call,
+                f"layer {layer!r} was called with {before} at first and is called with {now} at step "
+                f"{self._record.step}: its input is {[*leading, call.tap.d_in]}",
+                hint="Call it always with rows or always with tokens, or leave it out with layers=.",
+            )
+
+    def _fit(self, call: _Call) -> None:
+        """Give a call its shape; it is dropped where it has none."""
+        space, leading, place = call.space, call.signal.leading, self._place(call)
+        if space.routed:
+            call.shape = Shape(space, call.index, (prod(leading),), 0, place=place)
+        elif place is not None and (shape := self._placed(call, place)) is not None:
+            call.shape = shape
+        elif space.tokens:
+            self._fit_tokens(call)
+        elif len(leading) == 1:
+            call.shape = Shape(space, call.index, leading, 0)
+        else:
+            self._drop(
+                call,
+                f"layer {call.tap.name!r} saw {list(leading)} at step {self._record.step}, but space "
+                f"{space.name!r} has no tokens",
+                hint=f"Give it another space: Recorder(spaces={{{call.tap.name!r}: …}}).",
+            )
+
+    def _place(self, call: _Call) -> Place | None:
+        """Where the slots of a call stood in the batch, by what was seen of its input. None if nothing was: they are
+        the batch's rows in their order.
+        """
+        signal, told = call.signal, call.tap.name in self._metadata.axes
+        known = signal.rows
+        if isinstance(known, Lineage):
+            rows, length = self._batch_of(known, signal.leading)
+            place = place_of(known, signal.leading, signal.form.batch_axis is not None, rows, length, self._second)
+            return None if place is not None and place.row is None and told else place
+        if known is Mark.MODEL:
+            told = told or signal.form.looks_up or not self._batched or call.tap.name in self._spaces.named
+        return None if known in (None, Mark.MADE) or told else Place(None)
+
+    def _batch_of(self, known: Lineage, leading: tuple[int, ...]) -> tuple[int, int]:
+        """B, and how many tokens of a row lie after one another along the first axis of a source, if not 1."""
+        ordered = [
+            self._turned(call)
+            for call in self._calls
+            if call.signal.rows is None and not call.signal.form.looks_up and not call.space.routed
+        ]
+        passed = self._metadata.rows
+        rows = passed if passed is not None else next((own[0] for own in ordered), None)
+        if rows is None:
+            rows = leading[0] if leading[0] in known.source[:2] else known.source[0]
+        flat = known.source[0] if len(known.source) == 2 else 0
+        tokens = any(own[0] == rows and len(own) > 1 and prod(own) == flat for own in ordered)
+        return rows, flat // rows if tokens and flat > rows else 1
+
+    def _second(self, source: tuple[int, ...]) -> bool | None:
+        """Whether a source whose first two axes are equally long has the batch in the second one; None if no layer
+        tells.
+        """
+        axes = [
+            self._axis(call)
+            for call in self._calls
+            if call.space.tokens and call.signal.rows is None and call.signal.leading[:2] == source[:2]
+        ]
+        return any(axes) if axes else None
+
+    def _placed(self, call: _Call, place: Place) -> Shape | None:
+        """The shape of a call whose rows were followed; None if they are the batch's as they lie, or if the call is to
+        be held against the others as any.
+        """
+        space, leading, form, known = call.space, call.signal.leading, call.signal.form, call.signal.rows
+        if place.row is None or not isinstance(known, Lineage):
+            return self._stray(call, place)
+        rows, _ = self._batch_of(known, leading)
+        whole: tuple[int, ...] = leading
+        if space.tokens and len(leading) == 1:
+            rest = rows, max(leading[0] // rows, 1)
+            whole = next((own for own in self._as_beside(call) if own[0] == rows), rest)
+        elif space.tokens:
+            whole = self._turned(call)
+            whole = turned(leading, 1 - self._axis(call)) if whole[0] != rows else whole
+            if whole[0] != rows and form.batch_axis is None:
+                return None
+        order = place.order(rows, prod(whole[1:]))
+        if order is None:
+            # A list that holds each place once may be a batch of its own, if the columns say nothing else.
+            own = self._metadata.rows in (None, leading[0]) and place.order(rows, place.length) is not None
+            return None if own and known.steady and not space.tokens else self._stray(call, place)
+        slots = torch.from_numpy(order)
+        for moved in range(min(2, len(whole))):
+            shape = Shape(space, call.index, whole, moved)
+            if slots.equal(_lying(shape)):
+                return shape
+        return self._stray(call, place) if form.batch_axis is not None else replace(shape, moved=0, order=slots)
+
+    def _as_beside(self, call: _Call) -> Iterator[tuple[int, ...]]:
+        """Dimensions, the batch first, of as many tokens as a call has, as other layers of its space saw them; those
+        whose axis is known come first.
+        """
+        for other in sorted(self._calls, key=lambda other: other.tap.name in self._doubtful):
+            leading = other.signal.leading
+            beside = other.space is call.space and other.index == call.index
+            if beside and len(leading) > 1 and prod(leading) == call.signal.leading[0]:
+                yield self._turned(other)
+
+    def _stray(self, call: _Call, place: Place) -> Shape:
+        """Slots of their own, of a call that no other layer shares but by the same rows."""
+        layer, n, rows = call.tap.name, prod(call.signal.leading), call.signal.rows
+        about: Any = rows if isinstance(rows, Lineage) else layer
+        numbers = self._stray_numbers.setdefault((call.space.name, about, n), [])
+        taken = {own.shape.call for own in self._calls if own.tap is call.tap and own.shape is not None and own.stray}
+        number = next((own for own in numbers if own not in taken), None)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            numbers.append(number)
+        if place.row is None:
+            why = rows.value if isinstance(rows, Mark) else Mark.MIXED.value
+            self._spaces.warn_once(
+                f"rows of layer {layer}",
+                f"the rows of layer {layer!r} are unknown at step {self._record.step}: {why}. Row, sample, label "
+                "and position of such slots are NULL, also in later steps. If they are the batch's rows "
+                f"in order, pass batch_dim={{{layer!r}: 0}} to recorder.step. Otherwise record the layer with "
+                f"routed=[{layer!r}], and pass its rows with step.at(…, row=…) before each call.",
+            )
+        return Shape(call.space, number, (n,), 0, place=place)
+
+    def _fit_tokens(self, call: _Call) -> None:
+        """Give a call its shape in a space of tokens; it is dropped where it has none."""
+        space, tap, leading, step = call.space, call.tap, call.signal.leading, self._record.step
+        axis: int | None = self._axis(call)
+        settled = space.source is AxisSource.ARGUMENT or tap.name in self._spaces.axes
+        if len(leading) > 1:
+            if settled or tap.batch_dim in (None, space.axis):
+                call.shape = Shape(space, call.index, self._turned(call), self._axis(call))
+                return
+            differ = (
                 f"layers {space.teller!r} and {tap.name!r} of space {space.name!r} have the batch in axis "
                 f"{space.axis} and {tap.batch_dim}"
-            ), hint
-        return (
-            f"layer {tap.name!r} has the batch in axis {tap.batch_dim}, but space {space.name!r} has it in axis "
-            f"{space.axis or 0}"
-        ), hint
+                if space.teller
+                else f"layer {tap.name!r} has the batch in axis {tap.batch_dim}, but space {space.name!r} has it in "
+                f"axis {space.axis}"
+            )
+            hint = "Pass batch_dim= to recorder.step, or give one of them another space with spaces=."
+            self._drop(call, differ, hint)
+            return
+        if not settled:
+            axis = tap.batch_dim if space.axis else 0
+        whole = next(self._as_beside(call), None)
+        if axis is None:
+            self._drop(
+                call,
+                f"layer {tap.name!r} saw the tokens of space {space.name!r} as one list at step {step}, "
+                "and their order is unknown",
+                hint=f"Pass batch_dim={{{tap.name!r}: 0}} to recorder.step if they come row after row, "
+                f"or batch_dim={{{tap.name!r}: 1}} if the first tokens of all rows come first.",
+            )
+        elif whole is None:
+            self._drop(
+                call,
+                f"layer {tap.name!r} saw {leading[0]} rows at step {step}, but no layer of space "
+                f"{space.name!r} has so many tokens",
+                hint=f"Give it another space: Recorder(spaces={{{tap.name!r}: …}}).",
+            )
+        else:
+            call.shape = Shape(space, call.index, whole, axis)
 
-    def of_layer(self, tap: Tap, space: RecordedSpace, flat: bool) -> int | None:
-        """The axis of a layer in a space of tokens; None where nothing tells the order of what came `flat`."""
-        own = self._spaces.axes.get(tap.name)
-        if own is None and flat and not space.said:
-            return tap.batch_dim if space.axis else 0
-        return (space.axis or 0) if own is None else own
+    def _agree(self) -> list[Shape]:
+        """The shapes that a space's layers agree on, one for each call; calls that do not agree are dropped.
 
-    def known(self, tap: Tap, space: RecordedSpace, calls: Mapping[int, Signal]) -> bool:
-        """Whether a layer's axis is beyond doubt before anything is seen of this step."""
-        if not space.tokens or space.said or not (space.axis or space.fixed):
-            return True
-        own = tap.batch_dim is not None or tap.name in self._spaces.axes or tap.name in self._spaces.shown
-        return own or all(len(signal.leading) == 1 for signal in calls.values())
+        Layers whose batch axis is beyond doubt come first, then those that had slots before.
+        """
+        first: dict[tuple[str, int], _Call] = {}
+        for tap in sorted(self._taps, key=lambda t: (t.name in self._doubtful, t.name not in self._spaces.layers)):
+            for call in [own for own in self._calls if own.tap is tap and not own.stray]:
+                agreed = first.get((call.space.name, call.index), call)
+                if agreed.fitted.leading != call.fitted.leading:
+                    self._drop_other(call, agreed)
+            if tap.name in self._doubtful:
+                self._check_shown(tap, first)
+            for call in self._calls:
+                if call.tap is tap and not call.stray:
+                    first.setdefault((call.space.name, call.index), call)
+        return [call.fitted for call in first.values()]
+
+    def _drop_other(self, call: _Call, agreed: _Call) -> None:
+        """Drop a call that saw another batch than the layers before it agree on."""
+        space, layer, other = call.space.name, call.tap.name, agreed.tap.name
+        beside = [own for own in self._calls if own.space is call.space and own.index == call.index and not own.stray]
+        seen = {other: agreed.fitted.leading} | {own.tap.name: own.fitted.leading for own in beside}
+        elsewhere = [name for name in self._spaces.all_layers if self._of.get(name) is not call.space]
+        spaces = suggested_spaces(seen, space, elsewhere)
+        hint = f"Give layers that see another batch their own space, as {spaces=}"
+        if turned(call.fitted.leading, 1) == agreed.fitted.leading:
+            hint += f", pass batch_dim={{{layer!r}: {1 - call.fitted.moved}}} to recorder.step"
+        self._drop(
+            call,
+            f"layers {other!r} and {layer!r} saw different batches at step {self._record.step}: "
+            f"{agreed.fitted} and {call.fitted}",
+            hint=f"{hint}, or leave them out with layers=.",
+        )
+
+    def _check_shown(self, tap: Tap, first: Mapping[tuple[str, int], _Call]) -> None:
+        """What a layer's own batches, which agree with `first`, show of its batch axis; calls in doubt are dropped."""
+        doubtful = []
+        for call in self._calls:
+            if call.tap is not tap or call.stray:
+                continue
+            shape = call.fitted
+            borne = (call.space.name, call.index) in first or self._metadata.rows == shape.rows
+            if borne and oblong(shape.leading):
+                self._spaces.shown.add(tap.name)
+            elif square(shape.leading) or not (borne or max(shape.leading[:2]) == 1):
+                doubtful.append(call)
+        for call in doubtful if tap.name not in self._spaces.shown else ():
+            space = call.space
+            self._drop(
+                call,
+                f"{f'layer {space.teller!r}' if space.teller else f'space {space.name!r}'} has the batch in axis "
+                f"{space.axis}, but the batch axis of layer {tap.name!r} cannot be told from "
+                f"{list(call.signal.leading)} at step {self._record.step}",
+                hint=f"Pass batch_dim= to recorder.step, for all layers or for one, as batch_dim={{{tap.name!r}: 0}}.",
+            )
+
+    def _check_rows(self, agreed: Sequence[Shape]) -> None:
+        """All spaces but routed ones must have the batch's rows. Raises BadInput where no call has."""
+        passed = self._passed_rows([shape for shape in agreed if not shape.space.routed])
+        first: dict[int, tuple[str, int]] = {}
+        for call in sorted(self._calls, key=lambda call: call.tap.name not in self._spaces.layers):
+            if call.space.routed or call.stray:
+                continue
+            layer, rows = call.tap.name, call.fitted.rows
+            other, known = passed or first.setdefault(call.index, (f"layer {layer!r} saw", rows))
+            if rows != known:
+                by_token = f", and pass batch_dim={{{layer!r}: 1}} if they come token after token"
+                self._drop(
+                    call,
+                    f"layer {layer!r} saw {rows} rows at step {self._record.step}, but {other} {known}",
+                    hint="If its rows are the tokens of a batch, put it into their space with spaces="
+                    f"{'' if self._record.followed else by_token}. If the model chooses them, use "
+                    "Recorder(routed=…) and step(at=…).",
+                )
+
+    def _passed_rows(self, shapes: Sequence[Shape]) -> tuple[str, int] | None:
+        """An entry's name and B, of those that have rows."""
+        seen, found = {shape.rows for shape in shapes}, None
+        for name, entry in self._metadata.arrays.items():
+            if (shapes and len(entry) not in seen) or (found is not None and found[1] != len(entry)):
+                raise misfit(name, entry.shape, shapes)
+            found = found or (f"{name} has", len(entry))
+        return found
+
+    def _found(self) -> Alignment:
+        found = Alignment(calls={tap.name: [] for tap in self._taps}, dropped=self._dropped)
+        for call in sorted(self._calls, key=lambda call: call.fitted.call):
+            shape, layer = call.fitted, call.tap.name
+            before = found.shapes.setdefault((shape.space.name, shape.call), shape)
+            found.shapes[shape.space.name, shape.call] = replace(before, place=_both(before.place, shape.place))
+            found.calls[layer].append((call.index, shape))
+            if layer not in self._spaces.layers:
+                self._spaces.admit(layer, shape.space, len(call.signal.leading) > 1)
+        found.calls = {layer: own for layer, own in found.calls.items() if own}
+        return found
+
+    def _check_square(self, found: Alignment) -> None:
+        """Where nothing tells the batch from the tokens, a batch that is not square does.
+
+        Raises RecordingError at the first step; later what was passed is not recorded of the space's slots.
+        """
+        assumed = {
+            key: shape
+            for key, shape in found.shapes.items()
+            if shape.space.source is AxisSource.ASSUMED
+            and shape.place is None
+            and self._metadata.speaks_of(shape.space.name)
+        }
+        for shape in assumed.values():
+            if shape.leading[0] != shape.leading[1]:
+                shape.space.source = AxisSource.BATCHES
+        for key, shape in assumed.items():
+            if shape.space.source is AxisSource.ASSUMED and square(shape.leading):
+                self._leave_untold(shape)
+                found.shapes[key] = replace(shape, untold=True)
+
+    def _leave_untold(self, shape: Shape) -> None:
+        hint = "Pass batch_dim=0 to recorder.step, or batch_dim=1 if the batch is the second axis."
+        reason = f"the batch axis of {shape} cannot be told: it is square"
+        if self._first:
+            raise RecordingError(f"{reason}.", hint=hint, field="batch_dim")
+        self._spaces.warn_once(
+            f"space {shape.space.name}",
+            f"at step {self._record.step} {reason}. The columns passed to step() are not recorded for space "
+            f"{shape.space.name!r}, also in later steps. {hint}",
+        )
 
 
 def _check_same(what: str, before: int, now: int) -> None:
@@ -140,399 +542,6 @@ def _patterns(name: str) -> Iterator[str]:
         for within in (alike[:depth], [*alike[: depth - 1], parts[depth - 1]], parts[:depth]):
             yield ".".join([*within, "*"])
     yield ".".join([*alike[:-1], parts[-1]])
-
-
-@dataclass
-class Alignment:
-    """The calls of one step that became slots."""
-
-    shapes: dict[tuple[str, int], Shape] = field(default_factory=dict)
-    """By space and call, in the order of the layers."""
-    calls: dict[str, list[tuple[Shape, Signal]]] = field(default_factory=dict)
-    """By layer, in the model's order."""
-    parted: dict[str, str] = field(default_factory=dict)
-    """Layer -> why calls of it are no slots of this step."""
-
-
-class Aligner:
-    """Aligns one step. At the first step a call that parts from the others is refused; later it has no slots."""
-
-    def __init__(self, record: StepRecord, taps: Sequence[Tap], spaces: Spaces, first: bool) -> None:
-        self._record, self._spaces, self._first = record, spaces, first
-        self._metadata = record.metadata
-        self._taps = [tap for tap in taps if record.calls(tap.name)]
-        self._calls = {tap.name: dict(enumerate(record.calls(tap.name))) for tap in self._taps}
-        """By layer and number, the calls that stay."""
-        self._made: dict[str, RecordedSpace] = {}
-        spaces.meet({tap.name: list(self._calls[tap.name].values()) for tap in self._taps}, self._metadata.rows)
-        self._of = {tap.name: spaces.space_of(tap.name, self._calls[tap.name][0].leading) for tap in self._taps}
-        self._axis = BatchAxis(self._metadata, spaces)
-        self._fitted: dict[str, dict[int, Shape]] = {}
-        self._strayed: dict[str, dict[int, Shape]] = {}
-        """By layer and number, calls whose rows are not the batch's in any order, or are not known."""
-        self._numbers: dict[tuple[str, Any, int], list[int]] = {}
-        """By space, what is known of the rows, and count of slots: numbers of such calls, behind all others'."""
-        self._next = max((len(record.calls(tap.name)) for tap in self._taps), default=0)
-        self._batched = any(call.rows is not Mark.MODEL for own in self._calls.values() for call in own.values())
-        """Whether any layer saw rows of a batch."""
-        self._parted: dict[str, str] = {}
-
-    def align(self) -> Alignment:
-        """Raises BadInput where what was said of the batch fits no layer, and RecordingError at the first step."""
-        self._check_ranks()
-        for name in dict.fromkeys(self._of.values()):
-            self._made[name] = self._spaces.known.get(name) or self._space(name)
-            self._axis.check(self._made[name])
-        for tap in self._taps:
-            self._fitted[tap.name] = self._fit(tap)
-        self._check_rows(self._agree())
-        found = self._found()
-        self._check_square(found)
-        return found
-
-    def _space_of(self, tap: Tap) -> RecordedSpace:
-        return self._made[self._of[tap.name]]
-
-    def _part(self, tap: Tap, call: int, reason: str, hint: str) -> None:
-        """A call of a layer has no slots."""
-        if self._first:
-            raise RecordingError(f"{reason}.", hint=hint)
-        del self._calls[tap.name][call]
-        self._fitted.get(tap.name, {}).pop(call, None)
-        self._parted.setdefault(tap.name, reason)
-        self._spaces.warn_once(f"layer {tap.name}", f"{lost_call(tap.name, reason)} {hint}")
-
-    def _check_ranks(self) -> None:
-        for tap in self._taps:
-            known = tap.name in self._spaces.layers
-            tokens = tap.name in self._spaces.token_layers if known else len(self._calls[tap.name][0].leading) > 1
-            for call, signal in list(self._calls[tap.name].items()):
-                if (len(signal.leading) > 1) != tokens:
-                    before, now = ("tokens", "rows") if tokens else ("rows", "tokens")
-                    self._part(
-                        tap,
-                        call,
-                        f"layer {tap.name!r} was called with {before} at first and is called with {now} at step "
-                        f"{self._record.step}: its input is {[*signal.leading, tap.d_in]}",
-                        hint="Call it always with rows or always with tokens, or leave it out with layers=.",
-                    )
-
-    def _space(self, name: str) -> RecordedSpace:
-        """A space that is seen for the first time."""
-        members = [tap for tap in self._taps if self._of[tap.name] == name]
-        deep = [tap for tap in members if len(self._calls[tap.name][0].leading) > 1]
-        routed = any(self._spaces.routed(tap.name) for tap in members)
-        if routed or not deep:
-            return RecordedSpace(name, tokens=False, routed=routed, axis=0)
-        return self._axis.of_space(name, deep)
-
-    def _fit(self, tap: Tap) -> dict[int, Shape]:
-        """The shape of each call of a layer; a call parts where it fits none."""
-        space = self._space_of(tap)
-        shapes = {}
-        for call, signal in list(self._calls[tap.name].items()):
-            place = self._place(tap, signal)
-            if space.routed:
-                shapes[call] = Shape(space, call, (prod(signal.leading),), 0, place=place)
-            elif place is not None and (own := self._placed(tap, call, signal, place)) is not None:
-                if own.place is None:
-                    shapes[call] = own
-                else:
-                    self._strayed.setdefault(tap.name, {})[call] = own
-            elif space.tokens:
-                shape = self._of_tokens(tap, call, signal.leading)
-                shapes |= {} if shape is None else {call: shape}
-            elif len(signal.leading) == 1:
-                shapes[call] = Shape(space, call, signal.leading, 0)
-            else:
-                self._part(
-                    tap,
-                    call,
-                    f"layer {tap.name!r} saw {list(signal.leading)} at step {self._record.step}, but space "
-                    f"{space.name!r} has no tokens",
-                    hint=f"Give it another space: Recorder(spaces={{{tap.name!r}: …}}).",
-                )
-        return shapes
-
-    def _place(self, tap: Tap, signal: Signal) -> Place | None:
-        """Where the slots of a call stood in the batch, by what was seen of its input. None if nothing was: they are
-        the batch's rows in their order.
-        """
-        known, said = signal.rows, tap.name in self._metadata.axes
-        if isinstance(known, Lineage):
-            rows, length = self._batch_of(known, signal.leading)
-            place = place_of(known, signal.leading, signal.form.batch_axis is not None, rows, length, self._second)
-            return None if place is not None and place.row is None and said else place
-        if known is Mark.MODEL:
-            said = said or signal.form.looks_up or not self._batched or tap.name in self._spaces.named
-        return None if known in (None, Mark.MADE) or said else Place(None)
-
-    def _batch_of(self, known: Lineage, leading: tuple[int, ...]) -> tuple[int, int]:
-        """B, and how many tokens of a row lie after one another along the first axis of a source, if not 1."""
-        ordered = [
-            turned(signal.leading, self._axis.of_layer(tap, self._space_of(tap), flat=False) or 0)
-            for tap in self._taps
-            for signal in self._calls[tap.name].values()
-            if signal.rows is None and not signal.form.looks_up and not self._space_of(tap).routed
-        ]
-        told = self._metadata.rows
-        rows = told if told is not None else next((own[0] for own in ordered), None)
-        if rows is None:
-            rows = leading[0] if leading[0] in known.source[:2] else known.source[0]
-        flat = known.source[0] if len(known.source) == 2 else 0
-        tokens = any(own[0] == rows and len(own) > 1 and prod(own) == flat for own in ordered)
-        return rows, flat // rows if tokens and flat > rows else 1
-
-    def _second(self, source: tuple[int, ...]) -> bool | None:
-        """Whether a source whose first two axes are equally long has the batch in the second one; None if no layer
-        tells.
-        """
-        told = [
-            self._axis.of_layer(t, self._space_of(t), False)
-            for t in self._taps
-            for signal in self._calls[t.name].values()
-            if self._space_of(t).tokens and signal.rows is None and signal.leading[:2] == source[:2]
-        ]
-        known = [axis for axis in told if axis is not None]
-        return any(known) if known else None
-
-    def _placed(self, tap: Tap, call: int, signal: Signal, place: Place) -> Shape | None:
-        """The shape of a call whose rows were followed; None if they are the batch's as they lie, or if the call is to
-        be held against the others as any.
-        """
-        space, leading = self._space_of(tap), signal.leading
-        known = signal.rows
-        if place.row is None or not isinstance(known, Lineage):
-            return self._stray(tap, signal, place)
-        rows, _ = self._batch_of(known, signal.leading)
-        whole: tuple[int, ...] = leading
-        if space.tokens and len(leading) == 1:
-            whole = self._tokens_of(tap, call, rows, leading[0])
-        elif space.tokens:
-            axis = self._axis.of_layer(tap, space, flat=False) or 0
-            whole = turned(leading, axis)
-            whole = turned(leading, 1 - axis) if whole[0] != rows else whole
-            if whole[0] != rows and signal.form.batch_axis is None:
-                return None
-        order = place.order(rows, prod(whole[1:]))
-        if order is None:
-            # A list that holds each place once may be a batch of its own, if the columns say nothing else.
-            own = self._metadata.rows in (None, leading[0]) and place.order(rows, place.length) is not None
-            return None if own and known.steady and not space.tokens else self._stray(tap, signal, place)
-        slots = torch.from_numpy(order)
-        moved = next((m for m in (0, 1) if m < len(whole) and slots.equal(_lying(Shape(space, call, whole, m)))), None)
-        if moved is not None:
-            return Shape(space, call, whole, moved)
-        if signal.form.batch_axis is not None:
-            return self._stray(tap, signal, place)
-        return Shape(space, call, whole, 0, order=slots)
-
-    def _tokens_of(self, tap: Tap, call: int, rows: int, count: int) -> tuple[int, ...]:
-        """The shape of as many tokens, as another layer of the space has it; else of rows of equal lengths."""
-        for other in self._taps:
-            seen = self._calls[other.name].get(call)
-            if self._of[other.name] == self._of[tap.name] and seen is not None and len(seen.leading) > 1:
-                whole = turned(seen.leading, self._axis.of_layer(other, self._space_of(other), flat=False) or 0)
-                if whole[0] == rows and prod(whole) == count:
-                    return whole
-        return rows, max(count // rows, 1)
-
-    def _stray(self, tap: Tap, signal: Signal, place: Place) -> Shape:
-        """Slots of their own, of a call that no other layer shares but by the same rows."""
-        space, n = self._space_of(tap), prod(signal.leading)
-        about: Any = signal.rows if isinstance(signal.rows, Lineage) else tap.name
-        numbers = self._numbers.setdefault((space.name, about, n), [])
-        mine = {shape.call for shape in self._strayed.get(tap.name, {}).values()}
-        number = next((own for own in numbers if own not in mine), None)
-        if number is None:
-            number, self._next = self._next, self._next + 1
-            numbers.append(number)
-        if place.row is None:
-            why = signal.rows.value if isinstance(signal.rows, Mark) else Mark.MIXED.value
-            self._spaces.warn_once(
-                f"rows of layer {tap.name}",
-                f"the rows of layer {tap.name!r} are unknown at step {self._record.step}: {why}. Row, sample, label "
-                "and position of such slots are NULL, also in later steps. If they are the batch's rows "
-                f"in order, pass batch_dim={{{tap.name!r}: 0}} to recorder.step. Otherwise record the layer with "
-                f"routed=[{tap.name!r}], and pass its rows with step.at(…, row=…) before each call.",
-            )
-        return Shape(space, number, (n,), 0, place=place)
-
-    def _of_tokens(self, tap: Tap, call: int, leading: tuple[int, ...]) -> Shape | None:
-        """The shape of a call in a space of tokens; None where the call parts."""
-        space = self._space_of(tap)
-        flat = len(leading) == 1
-        axis = self._axis.of_layer(tap, space, flat)
-        contradiction = None if flat else self._axis.contradiction(tap, space)
-        if contradiction is not None:
-            self._part(tap, call, *contradiction)
-            return None
-        if axis is None:
-            self._part(
-                tap,
-                call,
-                f"layer {tap.name!r} saw the tokens of space {space.name!r} as one list at step {self._record.step}, "
-                "and their order is unknown",
-                hint=f"Pass batch_dim={{{tap.name!r}: 0}} to recorder.step if they come row after row, "
-                f"or batch_dim={{{tap.name!r}: 1}} if the first tokens of all rows come first.",
-            )
-            return None
-        whole = self._unfolded(tap, call, leading[0]) if flat else turned(leading, axis)
-        return None if whole is None else Shape(space, call, whole, axis)
-
-    def _unfolded(self, tap: Tap, call: int, tokens: int) -> tuple[int, ...] | None:
-        """The shape of tokens that were folded into rows; None where the call parts."""
-        doubtful = {t.name for t in self._taps if not self._axis.known(t, self._space_of(t), self._calls[t.name])}
-        for other in sorted(self._taps, key=lambda other: other.name in doubtful):
-            seen = self._calls[other.name].get(call)
-            beside = self._of[other.name] == self._of[tap.name]
-            if beside and seen is not None and len(seen.leading) > 1 and prod(seen.leading) == tokens:
-                return turned(seen.leading, self._axis.of_layer(other, self._space_of(tap), flat=False) or 0)
-        self._part(
-            tap,
-            call,
-            f"layer {tap.name!r} saw {tokens} rows at step {self._record.step}, but no layer of space "
-            f"{self._of[tap.name]!r} has so many tokens",
-            hint=f"Give it another space: Recorder(spaces={{{tap.name!r}: …}}).",
-        )
-        return None
-
-    def _agree(self) -> dict[tuple[str, int], Shape]:
-        """The shape that a space's layers agree on, call by call; calls that do not agree part.
-
-        Layers whose batch axis is beyond doubt come first, then those that had slots before.
-        """
-        known = {t.name: self._axis.known(t, self._space_of(t), self._calls[t.name]) for t in self._taps}
-        first: dict[tuple[str, int], tuple[str, Shape]] = {}
-        for tap in sorted(self._taps, key=lambda tap: (not known[tap.name], tap.name not in self._spaces.layers)):
-            for shape in list(self._fitted[tap.name].values()):
-                name, agreed = first.get((shape.space.name, shape.call), (tap.name, shape))
-                if agreed.leading != shape.leading:
-                    self._part_from(tap, shape, name, agreed)
-            if not known[tap.name]:
-                self._check_shown(tap, first)
-            for shape in self._fitted[tap.name].values():
-                first.setdefault((shape.space.name, shape.call), (tap.name, shape))
-        return {key: shape for key, (_, shape) in first.items()}
-
-    def _part_from(self, tap: Tap, shape: Shape, other: str, agreed: Shape) -> None:
-        space = self._of[tap.name]
-        fitted = {name: own.values() for name, own in self._fitted.items() if self._of[name] == space}
-        seen = {name: s.leading for name, own in fitted.items() for s in own if s.call == shape.call}
-        elsewhere = [name for name in self._spaces.all_layers if self._of.get(name) != space]
-        spaces = suggested_spaces({other: agreed.leading, **seen}, space, elsewhere)
-        hint = f"Give layers that see another batch their own space, as {spaces=}"
-        if turned(shape.leading, 1) == agreed.leading:
-            hint += f", pass batch_dim={{{tap.name!r}: {1 - shape.moved}}} to recorder.step"
-        self._part(
-            tap,
-            shape.call,
-            f"layers {other!r} and {tap.name!r} saw different batches at step {self._record.step}: "
-            f"{agreed} and {shape}",
-            hint=f"{hint}, or leave them out with layers=.",
-        )
-
-    def _check_shown(self, tap: Tap, first: Mapping[tuple[str, int], tuple[str, Shape]]) -> None:
-        """What a layer's own batches, which agree with `first`, show of its batch axis; calls in doubt part."""
-        space, doubtful = self._space_of(tap), []
-        for shape in self._fitted[tap.name].values():
-            borne = (space.name, shape.call) in first or self._metadata.rows == shape.rows
-            if borne and oblong(shape.leading):
-                self._spaces.shown.add(tap.name)
-            elif square(shape.leading) or not (borne or max(shape.leading[:2]) == 1):
-                doubtful.append(shape)
-        for shape in doubtful if tap.name not in self._spaces.shown else ():
-            seen = list(self._calls[tap.name][shape.call].leading)
-            self._part(
-                tap,
-                shape.call,
-                f"{f'layer {space.teller!r}' if space.teller else f'space {space.name!r}'} has the batch in axis "
-                f"{space.axis}, but the batch axis of layer {tap.name!r} cannot be told from {seen} at step "
-                f"{self._record.step}",
-                hint=f"Pass batch_dim= to recorder.step, for all layers or for one, as batch_dim={{{tap.name!r}: 0}}.",
-            )
-
-    def _check_rows(self, shapes: Mapping[tuple[str, int], Shape]) -> None:
-        """All spaces but routed ones must have the batch's rows. Raises BadInput where no call has."""
-        regular = [shape for shape in shapes.values() if not shape.space.routed]
-        said = self._said_rows(regular)
-        first: dict[int, tuple[str, int]] = {}
-        for tap in sorted(self._taps, key=lambda tap: tap.name not in self._spaces.layers):
-            for shape in list(self._fitted[tap.name].values()):
-                if shape.space.routed:
-                    continue
-                other, rows = first.setdefault(shape.call, (tap.name, shape.rows) if said is None else said)
-                if shape.rows != rows:
-                    self._part_from_rows(tap, shape, other, rows, said is not None)
-
-    def _part_from_rows(self, tap: Tap, shape: Shape, other: str, rows: int, said: bool) -> None:
-        step = self._record.step
-        of = f"{other} has {rows}" if said else f"layer {other!r} saw {rows}"
-        self._part(
-            tap,
-            shape.call,
-            f"layer {tap.name!r} saw {shape.rows} rows at step {step}, but {of}",
-            hint="If its rows are the tokens of a batch, put it into their space with spaces="
-            + (
-                ""
-                if self._record.followed
-                else f", and pass batch_dim={{{tap.name!r}: 1}} if they come token after token"
-            )
-            + ". If the model chooses them, use Recorder(routed=…) and step(at=…).",
-        )
-
-    def _said_rows(self, shapes: Sequence[Shape]) -> tuple[str, int] | None:
-        """An entry's name and B, of those that have rows."""
-        seen = {shape.rows for shape in shapes}
-        found = None
-        for name, entry in self._metadata.arrays.items():
-            if (shapes and len(entry) not in seen) or (found is not None and found[1] != len(entry)):
-                raise misfit(name, entry.shape, shapes)
-            found = found or (name, len(entry))
-        return found
-
-    def _found(self) -> Alignment:
-        found = Alignment(parted=self._parted)
-        for tap in self._taps:
-            shapes = {**self._fitted[tap.name], **self._strayed.get(tap.name, {})}
-            if not shapes:
-                continue
-            calls = sorted(shapes.items(), key=lambda own: own[1].call)
-            found.calls[tap.name] = [(shape, self._calls[tap.name][call]) for call, shape in calls]
-            for shape in shapes.values():
-                key = shape.space.name, shape.call
-                before = found.shapes.setdefault(key, shape)
-                found.shapes[key] = replace(before, place=_both(before.place, shape.place))
-            if tap.name not in self._spaces.layers:
-                tokens = len(found.calls[tap.name][0][1].leading) > 1
-                self._spaces.admit(tap.name, self._space_of(tap), tokens)
-        return found
-
-    def _check_square(self, found: Alignment) -> None:
-        """Where nothing tells the batch from the tokens, a batch that is not square does.
-
-        Raises RecordingError at the first step; later what was said is not recorded of the space's slots.
-        """
-        open_ = {key: own for key, own in found.shapes.items() if own.space.axis is None and own.place is None}
-        open_ = {key: shape for key, shape in open_.items() if self._metadata.speaks_of(shape.space.name)}
-        for shape in open_.values():
-            if shape.leading[0] != shape.leading[1]:
-                shape.space.axis = 0
-        for key, shape in open_.items():
-            if shape.space.axis is None and square(shape.leading):
-                self._leave_untold(shape)
-                found.shapes[key] = replace(shape, untold=True)
-
-    def _leave_untold(self, shape: Shape) -> None:
-        hint = "Pass batch_dim=0 to recorder.step, or batch_dim=1 if the batch is the second axis."
-        reason = f"the batch axis of {shape} cannot be told: it is square"
-        if self._first:
-            raise RecordingError(f"{reason}.", hint=hint, field="batch_dim")
-        self._spaces.warn_once(
-            f"space {shape.space.name}",
-            f"at step {self._record.step} {reason}. The columns passed to step() are not recorded for space "
-            f"{shape.space.name!r}, also in later steps. {hint}",
-        )
 
 
 def _lying(shape: Shape) -> Tensor:

@@ -16,7 +16,7 @@ budget, for a run that holds one and for those before and behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -184,9 +184,12 @@ class Metadata:
         return single or any(entry.ndim > 1 for entry in self.entries.values())
 
     @property
-    def said_dims(self) -> int | Mapping[str, int] | None:
-        """What was said of the axis of the batch."""
-        return self._batch_dim
+    def shapes(self) -> Hashable:
+        """All that decides how a batch is aligned: batch_dim, and the shape of what is passed under each name."""
+        dims = self._batch_dim if not isinstance(self._batch_dim, Mapping) else tuple(sorted(self._batch_dim.items()))
+        whole = {**self.entries, "position": self.position, "mask": self.mask}
+        at = [(space, name, entry.shape) for space in self._at for name, entry in self.at(space).items()]
+        return dims, tuple([(n, entry.shape) for n, entry in whole.items() if entry is not None]), (*self._at, *at)
 
     def batch_dim(self, space: str) -> int | None:
         """The axis that is said to be the batch; None where none is."""
@@ -353,59 +356,51 @@ class StepColumns:
         return {space.name: entry for space in flat or regular}
 
 
-class RoutedColumns:
-    """What is said to the routed spaces of one step. At the first step what is ambiguous is refused; later it is not
-    recorded, with a warning.
+def routed_columns(
+    metadata: Metadata, shapes: Sequence[Shape], spaces: Spaces, step: int, first: bool
+) -> list[dict[str, Array]]:
+    """By call of one routed space, its columns, `row`, `position` and `mask`; `shapes`: those calls in their order.
+
+    At the first step what is ambiguous is refused; later it is not recorded, with a warning.
     """
-
-    def __init__(self, metadata: Metadata, spaces: Spaces, step: int, first: bool) -> None:
-        self._metadata, self._spaces, self._step, self._first = metadata, spaces, step, first
-
-    def of_calls(self, shapes: Sequence[Shape]) -> list[dict[str, Array]]:
-        """By call of one space, its columns, `row`, `position` and `mask`; `shapes`: those calls in their order."""
-        found: list[dict[str, Array]] = [{} for _ in shapes]
-        sayings = self._metadata.sayings(shapes[0].space.name)
-        # What is said of no slots belongs to a call of none, which is no call.
-        sayings = [saying for saying in sayings if all(entry.size for entry in saying.values())]
-        for name in dict.fromkeys(name for saying in sayings for name in saying):
-            entries = self._of_each(name, [saying[name] for saying in sayings if name in saying], shapes)
-            for own, entry in zip(found, entries, strict=True):
-                if entry is not None:
-                    own[name] = entry
-        return found
-
-    def _of_each(self, name: str, entries: Sequence[Array], shapes: Sequence[Shape]) -> Sequence[Array | None]:
-        """One entry for each call; None where nothing is sure."""
-        space = shapes[0].space.name
+    space, found = shapes[0].space.name, [dict[str, Array]() for _ in shapes]
+    # What is said of no slots belongs to a call of none, which is no call.
+    sayings = [saying for saying in metadata.sayings(space) if all(entry.size for entry in saying.values())]
+    for name in dict.fromkeys(name for saying in sayings for name in saying):
+        entries = [saying[name] for saying in sayings if name in saying]
         if len(entries) == 1 and entries[0].ndim == 0:
-            return [entries[0]] * len(shapes)
-        if len(shapes) == 1 and all(np.array_equal(entry, entries[0]) for entry in entries):
+            entries *= len(shapes)
+        elif len(shapes) == 1 and all(np.array_equal(entry, entries[0]) for entry in entries):
             entries = entries[:1]
-        nothing: list[Array | None] = [None] * len(shapes)
-        if len(entries) != len(shapes):
-            return self._leave(space, self._ambiguous(name, entries, shapes), nothing)
-        for entry, shape in zip(entries, shapes, strict=True):
-            if entry.ndim and entry.shape != shape.leading:
-                return self._leave(space, misfit(name, entry.shape, [shape]), nothing)
-        return entries
+        error = _misplaced(name, entries, shapes, step)
+        if error is None:
+            for own, entry in zip(found, entries, strict=True):
+                own[name] = entry
+        elif first:
+            raise error
+        else:
+            spaces.warn_once(
+                f"{error.field} of space {space}",
+                f"{error.message} It is not recorded for these slots, also in later steps. {error.hint}",
+            )
+    return found
 
-    def _ambiguous(self, name: str, entries: Sequence[Array], shapes: Sequence[Shape]) -> BadInput:
-        space = shapes[0].space.name
+
+def _misplaced(name: str, entries: Sequence[Array], shapes: Sequence[Shape], step: int) -> BadInput | None:
+    """Why entries are not one for each call of a space."""
+    space = shapes[0].space.name
+    if len(entries) != len(shapes):
         return BadInput(
             f"{name} of space {space!r} was passed {_times(len(entries))} for {len(shapes)} "
-            f"{'call' if len(shapes) == 1 else 'calls'} at step {self._step}.",
+            f"{'call' if len(shapes) == 1 else 'calls'} at step {step}.",
             hint=f"Call step.at({space!r}, {name}=…) once before each call that a gradient reaches.",
             field=name,
         )
-
-    def _leave(self, space: str, error: BadInput, nothing: list[Array | None]) -> list[Array | None]:
-        if self._first:
-            raise error
-        self._spaces.warn_once(
-            f"{error.field} of space {space}",
-            f"{error.message} It is not recorded for these slots, also in later steps. {error.hint}",
-        )
-        return nothing
+    pairs = zip(entries, shapes, strict=True)
+    wrong = [
+        misfit(name, entry.shape, [shape]) for entry, shape in pairs if entry.ndim and entry.shape != shape.leading
+    ]
+    return wrong[0] if wrong else None
 
 
 def _times(count: int) -> str:

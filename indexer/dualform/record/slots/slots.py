@@ -24,9 +24,9 @@ from torch import Tensor
 from dualform.errors import BadInput
 from dualform.record.column_values import Array, spread
 from dualform.record.layout import Shape, Signal, laid_rows, misfit
-from dualform.record.lineage import Lineage, Place
+from dualform.record.lineage import Place
 from dualform.record.slots.alignment import Aligner
-from dualform.record.slots.columns import PLACES, Metadata, RoutedColumns, StepColumns
+from dualform.record.slots.columns import PLACES, Metadata, StepColumns, routed_columns
 from dualform.record.slots.spaces import Spaces
 from dualform.record.slots.step_record import StepRecord
 from dualform.record.taps import Tap
@@ -169,65 +169,35 @@ class Slots:
         )
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What a step's calls came to, where every slot follows from their shapes: the next step mostly has the same."""
-
-    signature: tuple[Any, ...]
-    """Of what it follows from."""
-    shapes: Mapping[str, Sequence[Shape]]
-    """By layer, in the model's order; one for each of its calls."""
-    extents: Sequence[Extent]
-    count: int
-    """Rows of the step."""
-
-    def slots_of(self, record: StepRecord, columns: StepColumns) -> Slots:
-        """Of another step with this signature. Raises BadInput for a column that changed."""
-        rows = [
-            _rows(name, shape, signal, None)
-            for name, shapes in self.shapes.items()
-            for shape, signal in zip(shapes, record.calls(name), strict=True)
-        ]
-        samples = columns.samples(record.metadata, self.count, record.step)
-        return Slots(samples, self.extents, None, rows, {})
-
-
 class SlotMaker:
     """Makes the slots of one recording's steps."""
 
     def __init__(self, taps: Sequence[Tap], spaces: Spaces, columns: StepColumns) -> None:
-        self._taps, self._spaces, self._columns = taps, spaces, columns
-        self._layout: Layout | None = None
-        """Of the last step that had one."""
+        self._spaces, self._columns = spaces, columns
+        self._aligner = Aligner(taps, spaces)
 
     def slots_of(self, record: StepRecord, first: bool) -> Slots:
         """What the step's calls and metadata come to. Raises BadInput and, at the first step, RecordingError."""
-        signature = _signature(record)
-        if self._layout is not None and self._layout.signature == signature:
-            return self._layout.slots_of(record, self._columns)
-        return self._align(record, signature, first)
-
-    def _align(self, record: StepRecord, signature: tuple[Any, ...] | None, first: bool) -> Slots:
-        metadata = record.metadata
-        found = Aligner(record, self._taps, self._spaces, first).align()
+        metadata, found = record.metadata, self._aligner.align(record, first)
         self._spaces.check_names(metadata.spaces)
         shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
-        extents = self._extents(record, shapes, first)
-        kept = {(extent.space, extent.call): stay for extent, stay in extents}
-        rows = [
-            _rows(name, shape, signal, kept[shape.space.name, shape.call])
-            for name, calls in found.calls.items()
-            for shape, signal in calls
-        ]
-        parts = [extent for extent, _ in extents]
-        unknown = any(extent.row is not None and bool((extent.row < 0).any()) for extent in parts)
-        count = _sample_count(metadata, shapes, parts)
-        _check_rows(parts, count)
+        extents = found.extents
+        kept: Mapping[tuple[str, int], NDArray[np.int64] | None] = {}
+        if extents is None:
+            made = self._extents(record, shapes, first)
+            extents = [extent for extent, _ in made]
+            kept = {(extent.space, extent.call): stay for extent, stay in made if stay is not None}
+        rows = []
+        for name, calls in found.calls.items():
+            signals = record.calls(name)
+            rows += [_rows(name, shape, signals[n], kept.get((shape.space.name, shape.call))) for n, shape in calls]
+        count = _sample_count(metadata, shapes, extents)
+        _check_rows(extents, count)
         samples = self._columns.samples(metadata, count, record.step)
-        if signature is not None and not found.parted and all(_is_plain(extent) for extent in parts):
-            by_layer = {name: [shape for shape, _ in calls] for name, calls in found.calls.items()}
-            self._layout = Layout(signature, by_layer, parts, count)
-        return Slots(samples, parts, self._columns.unknown(metadata) if unknown else None, rows, found.parted)
+        if not metadata.of_slots and all(_is_plain(extent) for extent in extents):
+            found.extents = extents
+        unknown = any(extent.row is not None and bool((extent.row < 0).any()) for extent in extents)
+        return Slots(samples, extents, self._columns.unknown(metadata) if unknown else None, rows, found.dropped)
 
     def _extents(
         self,
@@ -244,7 +214,7 @@ class SlotMaker:
         for space, said in every.items():
             calls = [shape for shape in shapes if shape.space.name == space]
             if calls[0].space.routed:
-                said_of = RoutedColumns(metadata, self._spaces, record.step, first).of_calls(calls)
+                said_of = routed_columns(metadata, calls, self._spaces, record.step, first)
                 own = [
                     of_call
                     if "row" in of_call or shape.place is None
@@ -281,18 +251,6 @@ def _routed(place: Place | None, position: Array | None) -> dict[str, Array]:
     if place is None or place.row is None:
         return {}
     return {"row": place.row} | ({} if position is None else {"position": position})
-
-
-def _signature(record: StepRecord) -> tuple[Any, ...] | None:
-    """What the extents of a step follow from; None where something is said of single slots, or rows were chosen."""
-    metadata = record.metadata
-    if metadata.of_slots:
-        return None
-    known = record.known_rows()
-    if any(isinstance(own, Lineage) and not own.steady for own in known):
-        return None
-    said = tuple([(name, entry.shape) for name, entry in metadata.entries.items()])
-    return record.leading(), known, said, metadata.said_dims
 
 
 def _is_plain(extent: Extent) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from dualform.errors import BadInput, NotFound
@@ -30,28 +29,20 @@ from dualform.store.tables import OPTIONAL, OTHERS, SHARES, TABLES
 Leading = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """What one call tells, beside the others of its step."""
-
-    shared: bool
-    """Whether its slots are of no row, or cannot be told from such."""
-    doubt: str = ""
-    """What cannot be told, one sentence; empty where nothing is in doubt."""
-
-
-def lookup_of(layer: str, own: Signal, others: Sequence[Signal], said: int | None) -> Lookup:
-    """`others`: the calls of the step in all spaces whose rows are the batch's; `said`: B, where entries have rows."""
+def lookup_of(layer: str, own: Signal, others: Sequence[Signal], said: int | None) -> tuple[bool, str]:
+    """Whether the slots of a call belong to no row of the batch, or may not; and what is in doubt, one sentence or
+    empty. `others`: the calls of the step in all spaces whose rows are the batch's; `said`: B, where entries have rows.
+    """
     leading, counts = own.leading, _row_counts(others, said)
     tells = [other.leading for other in others if not other.form.looks_up]
     if counts and not _may_have_rows(leading, counts, tells):
-        return Lookup(True)
+        return True, ""
     if own.form.shared(own.keys, leading):
         one = 1 in leading[:2] and len(leading) > 1 and bool(counts) and all(1 in other[:2] for other in tells)
-        return Lookup(False) if one else Lookup(True, _doubt(layer, leading, "its numbers are those of positions"))
+        return not one, "" if one else _doubt(layer, leading, "its numbers are those of positions")
     tokens = [other.leading for other in others if len(other.leading) > 1]
     square = any(leading == (other[1],) and (other[0] == other[1] or leading not in tells) for other in tokens)
-    return Lookup(True, _doubt(layer, leading, "there are as many positions")) if square else Lookup(False)
+    return square, _doubt(layer, leading, "there are as many positions") if square else ""
 
 
 def _row_counts(others: Sequence[Signal], said: int | None) -> set[int]:
@@ -158,10 +149,10 @@ class Spaces:
             if not signal.form.looks_up:
                 continue
             others = [other for of, own in calls.items() for other in own if of != name and of not in self._routed]
-            found = lookup_of(name, signal, others, rows)
-            if found.doubt:
-                self.warn_once(f"layer {name}", found.doubt)
-            if found.shared:
+            shared, doubt = lookup_of(name, signal, others, rows)
+            if doubt:
+                self.warn_once(f"layer {name}", doubt)
+            if shared:
                 self._routed.add(name)
                 self._named[name] = self._own_space(name)
 
@@ -195,7 +186,7 @@ class Spaces:
     def axis_of(self, layer: str) -> int:
         """Which axis of a layer's keys is the batch, as far as it is known; else the first."""
         space = self.known.get(self.layers.get(layer, ""))
-        return self.axes.get(layer, (space.axis or 0) if space is not None else 0)
+        return self.axes.get(layer, 0 if space is None else space.axis)
 
     def warn_once(self, about: str, message: str) -> None:
         """Warn of what a recording goes on without: once of each layer or space."""

@@ -15,16 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dualform.answers import Previews
+
 BATCH_BYTES = 64 << 10
 """Of rows that are read together: a question reads one such batch for each sample that it asks for, at most."""
 
 
 class Content(Protocol):
-    """n rows, each of which knows how to be stored."""
+    """One kind of previews: n rows, each of which knows how to be stored, and how they are read back."""
 
     @property
     def kind(self) -> str:
-        """ "images", "texts" or "table"."""
+        """ "images", "texts" or "table": its name in manifests, on the wire and in `Previews`."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -37,6 +39,12 @@ class Content(Protocol):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, about BATCH_BYTES at a time. Raises BadInput for a row that cannot be stored."""
+
+    @staticmethod
+    def look(found: FoundRows) -> Previews:
+        """What samples looked like, of the rows that a preview set has of them. Raises Damaged for what cannot be
+        shown.
+        """
 
 
 def gathered(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

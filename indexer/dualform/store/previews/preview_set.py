@@ -7,7 +7,6 @@ dualform.PreviewSet.table(frame)         a row a sample
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -26,41 +25,6 @@ from dualform.store.previews.stored_previews import FOLDER, dataset_name, free_n
 
 if TYPE_CHECKING:
     from dualform.coding.pixels import Channels
-
-
-def store_later(
-    path: str | os.PathLike[str],
-    dataset: str | None,
-    samples: NDArray[np.int64],
-    content: Content,
-    *,
-    replace: bool,
-    cut_off: bool,
-) -> None:
-    """As Preview set.store. It is the last run of the training that gets it, for a later one hides those before."""
-    folder, name = Path(path).absolute(), dataset_name(dataset)
-    with folder_lock(folder):
-        first = Manifest.read(folder)
-        places = [folder, *(folder / run.folder for run in first.runs)]
-        having = [place for place in places if name in Manifest.read(place).preview_sets]
-        if having and not replace:
-            whose = f"dataset {name!r}" if name else "samples without a dataset"
-            raise AlreadyExists(
-                f"{having[-1]} already has a preview set for {whose}.",
-                hint="Pass replace=True to replace it.",
-            )
-        last = places[-1]
-        manifest = Manifest.read(last)
-        _check_unwritten(last, manifest, cut_off)
-        file = free_name(f"{FOLDER}/{preview_folder(name)}", manifest.files)
-        mark, entry = write_preview_set(last, file, samples, content)
-        before = manifest.preview_sets.get(name)
-        manifest.preview_sets[name], manifest.files[file] = entry, mark
-        if before is not None:
-            del manifest.files[before["file"]]
-        manifest.write(last)
-        if before is not None:
-            remove(last / before["file"])
 
 
 def _check_unwritten(run: Path, manifest: Manifest, cut_off: bool) -> None:
@@ -167,8 +131,30 @@ class PreviewSet:
         Raises AlreadyExists if the dataset has previews, Locked while the memory is being recorded, and BadInput for a
         sample that cannot be stored. In each case the memory is unchanged.
         """
-
-        store_later(path, dataset, self.samples, self._content, replace=replace, cut_off=cut_off)
+        # The last run of the training gets it: a later one hides those before.
+        folder, name = Path(path).absolute(), dataset_name(dataset)
+        with folder_lock(folder):
+            first = Manifest.read(folder)
+            places = [folder, *(folder / run.folder for run in first.runs)]
+            having = [place for place in places if name in Manifest.read(place).preview_sets]
+            if having and not replace:
+                whose = f"dataset {name!r}" if name else "samples without a dataset"
+                raise AlreadyExists(
+                    f"{having[-1]} already has a preview set for {whose}.",
+                    hint="Pass replace=True to replace it.",
+                )
+            last = places[-1]
+            manifest = Manifest.read(last)
+            _check_unwritten(last, manifest, cut_off)
+            file = free_name(f"{FOLDER}/{preview_folder(name)}", manifest.files)
+            mark, entry = write_preview_set(last, file, self.samples, self._content)
+            before = manifest.preview_sets.get(name)
+            manifest.preview_sets[name], manifest.files[file] = entry, mark
+            if before is not None:
+                del manifest.files[before["file"]]
+            manifest.write(last)
+            if before is not None:
+                remove(last / before["file"])
 
     def __repr__(self) -> str:
         noun = "rows of a table" if self.kind == "table" else self.kind

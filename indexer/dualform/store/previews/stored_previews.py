@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -181,20 +181,7 @@ def _numbered(samples: NDArray[np.int64], content: Content) -> Iterator[pa.Recor
         yield pa.record_batch([pa.array(numbers), *batch.columns], names=["sample", *batch.schema.names])
 
 
-class Kind(Protocol):
-    """What reading needs of a kind; a kind's class is `Content` besides, which is what writing needs."""
-
-    kind: str
-    """What it is called in manifests, on the wire and in answers, where KINDS of Previews has it, too."""
-
-    @staticmethod
-    def look(found: FoundRows) -> Previews:
-        """What samples looked like, of the rows that a preview set has of them. Raises Damaged for what cannot be
-        shown.
-        """
-
-
-KINDS: Mapping[str, type[Kind]] = {own.kind: own for own in (Images, Texts, TableRows)}
+KINDS: Mapping[str, type[Content]] = {own.kind: own for own in (Images, Texts, TableRows)}
 
 
 HELD_BATCHES = 16 << 20

@@ -12,7 +12,7 @@ Where some consecutive keys of a layer come from, whatever form they are stored 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
@@ -176,6 +176,21 @@ class MadeRows(ABC):
 
     def verify(self) -> None:
         self.stored.verify()
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedRows(MadeRows):
+    """Keys each of which is made of one stored row."""
+
+    decode: Callable[[NDArray[Any]], NDArray[np.float32]]
+    """Of stored rows [n, *shape], float32[n, width]."""
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self.decode(self.stored.read(start, stop))
+
+    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        matrix, places = self.stored.holding(rows)
+        return self.decode(matrix[places])
 
 
 Geometry = Mapping[str, tuple[int, ...]]

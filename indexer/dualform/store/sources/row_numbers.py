@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.files.segment import MatrixForm, npy
-from dualform.store.sources.key_format import Geometry, KeyFormat, KeySource, MadeRows, StoredRows, described
+from dualform.store.sources.key_format import DecodedRows, Geometry, KeyFormat, KeySource, StoredRows, described
 
 
 class RowNumbers(KeyFormat, source="row numbers"):
@@ -48,23 +48,14 @@ class RowNumbers(KeyFormat, source="row numbers"):
         return keys.astype("<u4")
 
     def source(self, stored: StoredRows) -> KeySource:
-        return OneHotRows(stored, stored.first_row, self.d_in)
+        return DecodedRows(stored, stored.first_row, self.d_in, lambda numbers: one_hot(numbers, self.d_in))
 
 
-class OneHotRows(MadeRows):
-    """Float32 rows of uint32[rows]."""
-
-    def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return self._one_hot(self.stored.read(start, stop))
-
-    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        matrix, places = self.stored.holding(rows)
-        return self._one_hot(matrix[places])
-
-    def _one_hot(self, numbers: NDArray[np.uint32]) -> NDArray[np.float32]:
-        keys = np.zeros((len(numbers), self.width), dtype=np.float32)
-        keys[np.arange(len(numbers)), numbers] = 1
-        return keys
+def one_hot(numbers: NDArray[np.uint32], width: int) -> NDArray[np.float32]:
+    """float32[n, width]: a one in the column of each number."""
+    keys = np.zeros((len(numbers), width), dtype=np.float32)
+    keys[np.arange(len(numbers)), numbers] = 1
+    return keys
 
 
 MOST_MEMBERS = 1 << 20
@@ -114,18 +105,7 @@ class RowCounts(KeyFormat, source="row counts"):
         return rows
 
     def source(self, stored: StoredRows) -> KeySource:
-        return CountRows(stored, stored.first_row, self.d_in)
-
-
-class CountRows(MadeRows):
-    """Float32 rows of uint64[rows, N]."""
-
-    def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return counted(*unpacked(self.stored.read(start, stop)), self.width)
-
-    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        matrix, places = self.stored.holding(rows)
-        return counted(*unpacked(matrix[places]), self.width)
+        return DecodedRows(stored, stored.first_row, self.d_in, lambda members: counted(*unpacked(members), self.d_in))
 
 
 def unpacked(members: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

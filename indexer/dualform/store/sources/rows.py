@@ -1,26 +1,20 @@
 """Keys stored as rows of numbers: float32, float16, bfloat16, or not at all.
 
-Key source "bfloat16": keys of a training that computed the layer in bfloat16, in half the bytes of float32.
-
-A bfloat16 number is the upper half of a float32 number whose lower half is zero, so that reading gives back the very
-float32 rows that were handed over. Rows with any other lower half, as of a step outside autocast, are stored as "rows".
-
-Key source "float16": keys of a training that computed the layer in float16, in half the bytes of float32.
-
-Reading widens them to the very float32 rows that were handed over. Rows that float16 does not hold to the bit, as of a
-step outside autocast, are stored as "rows".
+The half formats are for trainings that computed the layer in half precision: they take half the bytes of float32, and
+reading widens them to exactly the float32 rows that were handed over. Rows that a half format cannot hold to the bit,
+as those of a step outside autocast, are stored as "rows".
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.files.segment import MatrixForm, flat_index, npy
-from dualform.store.sources.key_format import KeyFormat, KeySource, MadeRows, StoredRows, float32_rows
+from dualform.store.sources.key_format import DecodedRows, KeyFormat, KeySource, StoredRows, float32_rows
 
 
 class FloatRows(KeyFormat, source="rows"):
@@ -58,81 +52,49 @@ class Absent(KeyFormat, source="none"):
         raise ValueError("it was recorded without keys.")
 
 
-class Float16(KeyFormat, source="float16"):
+class Float16(FloatRows, source="float16"):
     """Handed over as float32[n, d_in], stored as float16[n, d_in]; as float32 from where it would lose a bit."""
 
     number_bytes = 2
-    holds_values = True
+    half: ClassVar[str] = "<f2"
+    """The type of a stored number."""
 
     @property
     def forms(self) -> Sequence[MatrixForm]:
-        return npy("<f2", self.d_in), flat_index(self.d_in)
-
-    def accepted(self, keys: NDArray[Any]) -> NDArray[np.float32]:
-        return float32_rows(keys, self.d_in)
+        return npy(self.half, self.d_in), *super().forms
 
     def encoded(self, keys: NDArray[Any], form: MatrixForm) -> NDArray[Any] | None:
-        if form.dtype != np.float16:
-            return keys
-        with np.errstate(over="ignore", under="ignore"):
-            halves = keys.astype("<f2")
-        return halves if np.array_equal(_widened_float16(halves).view("<u4"), keys.view("<u4")) else None
+        return self.narrowed(keys) if form.dtype == self.half else keys
 
     def source(self, stored: StoredRows) -> KeySource:
-        return Float16Rows(stored, stored.first_row, self.d_in) if stored.dtype == np.float16 else stored
+        if stored.dtype != self.half:
+            return stored
+        return DecodedRows(stored, stored.first_row, self.d_in, self.widened)
+
+    @staticmethod
+    def narrowed(keys: NDArray[Any]) -> NDArray[Any] | None:
+        """float32 as half the bytes; None where a bit would be lost."""
+        with np.errstate(over="ignore", under="ignore"):
+            halves = keys.astype("<f2")
+        return halves if np.array_equal(halves.astype(np.float32).view("<u4"), keys.view("<u4")) else None
+
+    @staticmethod
+    def widened(halves: NDArray[Any]) -> NDArray[np.float32]:
+        """Stored numbers as float32."""
+        return halves.astype(np.float32)
 
 
-class Float16Rows(MadeRows):
-    """Float32 rows of float16[rows, width]."""
+class Bfloat16(Float16, source="bfloat16"):
+    """As Float16. NumPy has no bfloat16: it is stored as uint16[n, d_in], the upper half of each float32 number."""
 
-    def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return _widened_float16(self.stored.read(start, stop))
+    half = "<u2"
 
-    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        matrix, places = self.stored.holding(rows)
-        return _widened_float16(matrix[places])
-
-
-def _widened_float16(halves: NDArray[Any]) -> NDArray[np.float32]:
-    return halves.astype(np.float32)
-
-
-_BITS = 16
-
-
-class Bfloat16(KeyFormat, source="bfloat16"):
-    """Handed over as float32[n, d_in], stored as uint16[n, d_in]; as float32 from where it would lose a bit."""
-
-    number_bytes = 2
-    holds_values = True
-
-    @property
-    def forms(self) -> Sequence[MatrixForm]:
-        return npy("<u2", self.d_in), flat_index(self.d_in)
-
-    def accepted(self, keys: NDArray[Any]) -> NDArray[np.float32]:
-        return float32_rows(keys, self.d_in)
-
-    def encoded(self, keys: NDArray[Any], form: MatrixForm) -> NDArray[Any] | None:
-        if form.dtype != np.uint16:
-            return keys
+    @staticmethod
+    def narrowed(keys: NDArray[Any]) -> NDArray[Any] | None:
         halves = keys.view("<u2")
         return None if halves[:, ::2].any() else halves[:, 1::2]
 
-    def source(self, stored: StoredRows) -> KeySource:
-        return Bfloat16Rows(stored, stored.first_row, self.d_in) if stored.dtype == np.uint16 else stored
-
-
-class Bfloat16Rows(MadeRows):
-    """Float32 rows of uint16[rows, width]."""
-
-    def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return _widened_bfloat16(self.stored.read(start, stop))
-
-    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        matrix, places = self.stored.holding(rows)
-        return _widened_bfloat16(matrix[places])
-
-
-def _widened_bfloat16(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    return np.left_shift(halves, _BITS, dtype="<u4").view("<f4")
+    @staticmethod
+    def widened(halves: NDArray[Any]) -> NDArray[np.float32]:
+        bits: NDArray[np.uint32] = np.left_shift(halves, 16, dtype="<u4")
+        return bits.view("<f4")
