@@ -65,9 +65,9 @@ from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
 from dualform.record.batches import random_states_as
 from dualform.record.examples import Loss, at_weights, tensors
+from dualform.record.hooks import refuse_recorded
 from dualform.record.query_sets import Arguments, Inputs, converted, copied, device_of, evaluating, uncompiled
 from dualform.record.ranks import whole_model
-from dualform.record.session import refuse_recorded
 from dualform.rules import Update as StoredUpdate
 from dualform.store.maintenance import attributions
 from dualform.store.reading.runs import opened

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dualform.answers import Weights
 from dualform.errors import BadInput, RecordingError
+from dualform.record.hooks import refuse_recorded
 from dualform.record.ranks import whole_model
-from dualform.record.session import refuse_recorded
 
 _VERSIONS = count(1 << 30)
 """Of tensors while weights are applied to them: a graph that was made with some of them is no graph with others."""
