@@ -231,18 +231,19 @@ class StepWriter:
         if self._sampler is not None:
             self._sampler.charge_query_set(query_set)
             query_set = replace(query_set, preview_set_bytes=self._sampler.room)
-        self.sink.add_query_set(query_set)
+        self.sink.add(lambda sink: sink.add_query_set(query_set))
         if self._sampler is not None and query_set.preview_set is not None:
             self._sampler.flush()
 
     def add_preview_set(self, dataset: str | None, preview_set: PreviewSet) -> None:
         """Store a preview set. Raises BadInput as the sink does, and where the budget has no room for it."""
         if self._sampler is None:
-            self.sink.add_preview_set(dataset, preview_set)
-        else:
-            self._sampler.flush()
-            self.sink.add_preview_set(dataset, preview_set, self._sampler.room)
-            self._sampler.flush()
+            self.sink.add(lambda sink: sink.add_preview_set(dataset, preview_set))
+            return
+        self._sampler.flush()
+        room = self._sampler.room
+        self.sink.add(lambda sink: sink.add_preview_set(dataset, preview_set, room))
+        self._sampler.flush()
 
     def look(self) -> None:
         """A step is over, and no other has begun yet: take what no slot explains, while weights can be rebuilt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -63,7 +63,7 @@ class HookController:
         self.stopped = False
         """Whether it goes on unrecorded after an error."""
         self.collector = Collector(plan.owners, self._late, self._refused, self._hook_failed)
-        self._found, self._raises, self._valued = found, raises, valued
+        self.found, self._raises, self._valued = found, raises, valued
         self._flush_due = False
         """Whether the step that runs was flushed inside: it counts from its end."""
         self._preview_sets: dict[str | None, PreviewSet] = {}
@@ -78,11 +78,6 @@ class HookController:
         return self.session if self.session is not None and self.session.begun else None
 
     @property
-    def unseen(self) -> Sequence[str]:
-        """Matrices that the first step did not touch."""
-        return self._found.unseen
-
-    @property
     def steps(self) -> int:
         """Steps recorded so far."""
         return 0 if self.session is None else self.session.steps
@@ -92,7 +87,7 @@ class HookController:
         """Why there is no memory at the end, without a full stop."""
         if self.session is None:
             return "recorder.step() was never called. Put each batch into a `with recorder.step(...)`"
-        reasons = self.session.unreached or self._found.reasons
+        reasons = self.session.unreached or self.found.reasons
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
     def attach(self) -> None:
@@ -105,8 +100,8 @@ class HookController:
             tap.attach(self.collector)
             undo(autograd.part, tap)
             autograd.join(tap, self.collector)
-        undo(self._found.detach)
-        self._found.attach(self.collector, taps, compiled=bool(plan.compiled))
+        undo(self.found.detach)
+        self.found.attach(self.collector, taps, compiled=bool(plan.compiled))
         for number, optimizer in enumerate(plan.owners.optimizers):
             before, after = partial(self._updating, number), partial(self._updated, number)
             again = partial(self._evaluated_again, number)
@@ -121,8 +116,18 @@ class HookController:
 
     # Steps.
 
-    def begin_step(self, **said: Any) -> StepRecord | None:
-        """None where recording has stopped."""
+    @contextmanager
+    def step(self, **said: Any) -> Iterator[StepRecord | None]:
+        """One step; None where recording has stopped."""
+        record = self._begin_step(said)
+        try:
+            yield record
+        except BaseException:
+            self._end_step(record, failed=True)
+            raise
+        self._end_step(record, failed=False)
+
+    def _begin_step(self, said: dict[str, Any]) -> StepRecord | None:
         if self.stopped:
             self.detach()
             return None
@@ -133,12 +138,17 @@ class HookController:
                 self.session = RecordingSession(self.plan)
             assert self.session is not None
             self.session.look()
-            if told := self._found.frozen.note(self.plan.skipped, self.plan.owners.optimizers, self.steps):
+            if told := self.found.frozen.note(self.plan.skipped, self.plan.owners.optimizers, self.steps):
                 warnings.warn(told, RuntimeWarning, stacklevel=4)
             if self.ongoing:
                 self.ongoing.writer.sink.check()
                 if self.ongoing.writer.used_up:
-                    self.fail(self._used_up(), may_end=False)
+                    limit = readable(self.plan.budget.rule.budget if self.plan.budget else 0)
+                    used_up = RecordingError(
+                        f"the budget of {limit} is used up.",
+                        hint="Pass the number of steps, as Recorder(steps=…), or record with a larger budget.",
+                    )
+                    self.fail(used_up, may_end=False)
                     return None
             record = self.collector.begin(self.steps, Metadata(**said))
             if self.plan.keep_random:
@@ -147,14 +157,7 @@ class HookController:
             self.fail(error)
         return self.collector.step
 
-    def _used_up(self) -> RecordingError:
-        budget = self.plan.budget
-        return RecordingError(
-            f"the budget of {readable(budget.rule.budget if budget else 0)} is used up.",
-            hint="Pass the number of steps, as Recorder(steps=…), or record with a larger budget.",
-        )
-
-    def end_step(self, record: StepRecord | None, failed: bool) -> None:
+    def _end_step(self, record: StepRecord | None, failed: bool) -> None:
         """`failed`: what ran in it raised something."""
         session, self.collector.step = self.session, None
         due, self._flush_due = self._flush_due, False
@@ -182,16 +185,16 @@ class HookController:
 
     def _with_found(self, session: RecordingSession, record: StepRecord | None) -> RecordingSession:
         """The session, with the layers that its first step shows. Raises what the recorder raises."""
-        if record is None or self._found.closed:
+        if record is None or self.found.closed:
             return session
         if record.empty:
             if not session.begun:
-                self._found.check_trained(self.plan.taps)
+                self.found.check_trained(self.plan.taps)
             return session
-        plan = self._found.joined(self.plan, record)
+        plan = self.found.joined(self.plan, record)
         if plan is not self.plan:
             self.plan = plan
-            self.session = session = RecordingSession(plan, session.initial)
+            self.session = session = RecordingSession(plan, session.start.initial)
         return session
 
     def flush(self) -> None:
@@ -248,11 +251,6 @@ class HookController:
 
     # What the hooks tell.
 
-    @property
-    def _listening(self) -> RecordingSession | None:
-        """The session, unless recording has stopped."""
-        return None if self.stopped else self.session
-
     def run_out(self) -> None:
         """This rank has no further batch, while others go on."""
         if isinstance(self.plan.ranks, Ranks) and self.ongoing is not None and not self.stopped:
@@ -265,8 +263,8 @@ class HookController:
 
     def _late(self, tap: Tap) -> None:
         """A gradient came outside the step of its forward pass."""
-        if self._listens and (session := self._listening) is not None:
-            session.late(tap)
+        if self._listens and self.session is not None and not self.stopped:
+            self.session.late(tap)
 
     def _refused(self, tap: Tap, error: RecordingError) -> None:
         """A call of a layer has no keys."""
@@ -277,17 +275,17 @@ class HookController:
 
     def _updating(self, number: int) -> None:
         """The optimizer of this number is about to write the weights."""
-        if (session := self._listening) is not None:
-            self._with_found(session, self.collector.step).updating(number, self.collector.step)
+        if self.session is not None and not self.stopped:
+            self._with_found(self.session, self.collector.step).updating(number, self.collector.step)
 
     def _updated(self, number: int) -> None:
-        if (session := self._listening) is not None:
-            session.updated(number)
+        if self.session is not None and not self.stopped:
+            self.session.updates.updated(number)
 
     def _evaluated_again(self, number: int) -> None:
         """The optimizer of this number evaluated its closure once more in one update."""
-        if (session := self._listening) is not None:
-            session.evaluated_again(number, self.collector.step)
+        if self.session is not None and not self.stopped:
+            self.session.evaluated_again(number, self.collector.step)
 
     # Query sets and preview sets.
 
@@ -306,7 +304,7 @@ class HookController:
         """
         session, model = self.ongoing, self.plan.model
         assert session is not None
-        self.collector.query_set = taker = QuerySetTaker(session.axis_of, labels)
+        self.collector.query_set = taker = QuerySetTaker(lambda tap: session.spaces.axis_of(tap.name), labels)
         gradients = None
         try:
             taker.run(model, inputs, batch_size, batch_dim)

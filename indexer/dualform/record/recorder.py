@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -44,6 +43,7 @@ from dualform.record.examples import Examples, Loss
 from dualform.record.hooks import HookController
 from dualform.record.query_sets import Arguments, Inputs, check_examples, labels_of
 from dualform.record.ranks import TrainingShard, check_sharding, leave, shard_of, unwrapped_model
+from dualform.record.session import RecordingSession
 from dualform.record.setup.budget import BudgetPlan, whole_steps
 from dualform.record.setup.optimizers import Owners, check_followed, optimizers_of
 from dualform.record.setup.plan import Plan, check_blocks
@@ -62,37 +62,11 @@ from dualform.store.query_sets import check_name
 from dualform.store.writing.writer import Writer, check_new_folder
 
 
-class Joinable(ABC):
-    """The interface that torch's `Join` needs."""
+class _RunOut(JoinHook):
+    """In the place of each batch that this rank has not."""
 
-    @abstractmethod
-    def _run_out(self) -> None:
-        """This rank has no further batch, while others go on."""
-
-    def join_hook(self, **_: Any) -> JoinHook:
-        """For torch's Join: replaces the missing batches of this rank."""
-        return _Hook(self._run_out)
-
-    @property
-    def join_device(self) -> torch.device:
-        """For torch's Join: the device of its tensors."""
-        return torch.device("cpu")
-
-    @property
-    def join_process_group(self) -> Any:
-        """For torch's Join: the process group of the training."""
-        return distributed.group.WORLD
-
-
-class _Hook(JoinHook):
     def __init__(self, run_out: Callable[[], None]) -> None:
-        self._run_out, self._told = run_out, False
-
-    def main_hook(self) -> None:
-        """In the place of each batch that this rank has not."""
-        if not self._told:
-            self._told = True
-            self._run_out()
+        self.main_hook = run_out  # type: ignore[method-assign]
 
 
 class Step:
@@ -137,7 +111,7 @@ class Step:
         self._record.metadata.say(space, columns)
 
 
-class Recorder(Joinable):
+class Recorder:
     """Records the training of one model into a folder, the memory.
 
     Use it as a context manager. When its `with` block ends, the memory is complete and all hooks are removed. Recording
@@ -285,11 +259,11 @@ class Recorder(Joinable):
             self._forecast = DiskForecast(self.path, planned, getattr(self._ranks, "count", 1), most)
         self._state = "new"
         self._failed = False
+        """Whether the last step was refused, or raised something."""
         self._refused: BadInput | None = None
         """What was refused last outside of a step."""
         self._query_sets = set[str]()
         """Names of those that were taken."""
-        """Whether the last step was refused, or raised something."""
 
     @property
     def steps(self) -> int:
@@ -375,24 +349,21 @@ class Recorder(Joinable):
             raise RecordingError(
                 f"Step {self.steps} has not ended.", hint="Leave its `with recorder.step(...)` before the next one."
             )
-        self._failed = True
-        before = self._controller.ongoing
-        record = self._controller.begin_step(
+        self._failed, first = True, self._controller.ongoing is None
+        with self._controller.step(
             dataset=dataset, label=label, sample=sample, position=position, mask=mask, at=at, batch_dim=batch_dim,
             columns=columns,
-        )  # fmt: skip
-        try:
+        ) as record:  # fmt: skip
             yield Step(record)
-        except BaseException:
-            self._controller.end_step(record, failed=True)
-            raise
-        self._controller.end_step(record, failed=False)
         self._failed = False
-        if (session := self._controller.ongoing) is None or self._controller.stopped:
-            return
-        if before is None:
+        if (session := self._controller.ongoing) is not None and not self._controller.stopped:
+            self._say_size(session, first)
+
+    def _say_size(self, session: RecordingSession, first: bool) -> None:
+        """A step is over, the `first` of all or a later one."""
+        if first:
             yet = f"; no gradient reached {listed(session.unreached)} yet" if session.unreached else ""
-            if unseen := self._controller.unseen:
+            if unseen := self._controller.found.unseen:
                 yet += f"; no product was seen with {listed(unseen)}, and later ones are not recorded"
             taken, resumed = session.writer.bytes_a_step or 0, self._controller.plan.resumed
             done = 0 if resumed is None else resumed.first_step
@@ -516,8 +487,19 @@ class Recorder(Joinable):
             if not self._controller.plan.number:
                 self._controller.preview_set(dataset_name(dataset) or None, previews)
 
-    def _run_out(self) -> None:
-        self._controller.run_out()
+    def join_hook(self, **_: Any) -> JoinHook:
+        """For torch's Join: replaces the missing batches of this rank."""
+        return _RunOut(self._controller.run_out)
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch's Join: the device of its tensors."""
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        """For torch's Join: the process group of the training."""
+        return distributed.group.WORLD
 
     def _say(self, text: str) -> None:
         if self._says:

@@ -45,19 +45,19 @@ class RecordingSession:
         if initial is None:  # else the first step goes on, and its keys have been seen
             for tap in plan.taps:
                 tap.key_form.begin()
-        self._start = InitialState(plan, initial)
-        start, resumed = self._start, plan.resumed
+        self.start = start = InitialState(plan, initial)
+        resumed = plan.resumed
         measured = () if resumed is None else resumed.find(start.initial, start.buffers).updates
-        self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
-        self._columns = StepColumns(self._spaces, KnownColumns.of(plan))
-        self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
+        self.spaces = Spaces(plan.taps, plan.spaces, plan.routed)
+        self._columns = StepColumns(self.spaces, KnownColumns.of(plan))
+        self._slot_maker = SlotMaker(plan.taps, self.spaces, self._columns)
         self.defects = Defects()
-        agreement = Agreement(self._spaces, self._columns)
+        agreement = Agreement(self.spaces, self._columns)
         training = Training(
             plan.model, start.initial, start.buffers, start.halved, plan.ranks, agreement, self.defects
         )  # fmt: skip
-        self._updates = AllUpdates(plan.owners, plan.taps, training, measured)
-        self.writer = StepWriter(plan, start, self.defects, self._columns, self._updates)
+        self.updates = AllUpdates(plan.owners, plan.taps, training, measured)
+        self.writer = StepWriter(plan, start, self.defects, self._columns, self.updates)
         self.layers: list[Layer] = [] if resumed is None else layers_again(resumed.layers, plan)
         """Those that the writer knows of, or will with the first batch."""
         self._joining: list[Layer] = []
@@ -70,11 +70,6 @@ class RecordingSession:
         """Whether a step that is not over has moved the weights."""
         self._unrecorded: dict[int, list[str]] = {}
         """By optimizer whose update may still come, layers of the last step, where it was not recorded."""
-
-    @property
-    def initial(self) -> StateDict:
-        """W_0: every tensor of the state dict."""
-        return self._start.initial
 
     @property
     def steps(self) -> int:
@@ -96,13 +91,9 @@ class RecordingSession:
         never, recorded, why = "it was not called in a recorded step", self._names, self.defects.missing
         return {tap.name: why.get(tap.name, never) for tap in self._plan.taps if tap.name not in recorded}
 
-    def axis_of(self, tap: Tap) -> int:
-        """Which axis of a layer's keys is the batch."""
-        return self._spaces.axis_of(tap.name)
-
     def batch_dims(self) -> dict[str, int]:
         """By recorded layer with values, which axis of its keys is the batch."""
-        return {layer.name: self._spaces.axis_of(layer.name) for layer in self.layers if layer.values}
+        return {layer.name: self.spaces.axis_of(layer.name) for layer in self.layers if layer.values}
 
     def add_query_set(self, query_set: QuerySetArrays) -> None:
         """Store a query set's queries of the layers that are recorded. Raises BadInput for a name that is taken."""
@@ -113,7 +104,7 @@ class RecordingSession:
     def look(self) -> None:
         """A step begins: look at weights that were written since the last one, and at what no slot explains."""
         if self.begun:
-            self._updates.look(self.steps - 1)
+            self.updates.look(self.steps - 1)
             self.writer.look()
 
     # What happens in a step.
@@ -150,24 +141,20 @@ class RecordingSession:
 
     def tell_parted(self) -> None:
         """The ranks do not measure together any more."""
-        self._updates.tell_parted(self.defects.last)
-
-    def updated(self, number: int) -> None:
-        """An optimizer has written its weights."""
-        self._updates.updated(number)
+        self.updates.tell_parted(self.defects.last)
 
     def updating(self, number: int, record: StepRecord | None) -> None:
         """The gradients of an optimizer are what they will be, and the weights have not moved yet; `record`: the step
         that runs.
         """
-        unrecorded, awaited = self._unrecorded.get(number, []), self._updates.awaited(number)
+        unrecorded, awaited = self._unrecorded.get(number, []), self.updates.awaited(number)
         if record is not None:
             self._refuse_compiled(record)
             if not record.empty:
                 self._update_inside(number, record)
                 return
             self._note_unseen(record)
-            if not (unrecorded or awaited) and self._updates.moves(number):
+            if not (unrecorded or awaited) and self.updates.moves(number):
                 if self.begun:  # momentum and decay need no gradient: a step without slots
                     self._update_inside(number, record)
                     return
@@ -180,9 +167,9 @@ class RecordingSession:
         if unrecorded:
             self._update_unrecorded(number, unrecorded)
         elif awaited:
-            self._updates.update_awaited(number)
+            self.updates.update_awaited(number)
         elif self.steps:
-            self._updates.stray(number, self.steps - 1)
+            self.updates.stray(number, self.steps - 1)
 
     def _update_inside(self, number: int, record: StepRecord) -> None:
         if number in record.updated:
@@ -198,11 +185,11 @@ class RecordingSession:
             self._note_missed(number, record)
         if not self._agree(number, UPDATES[0]):
             self.forget(record)
-        self._updates.close_step()
+        self.updates.close_step()
         if self._slots is None:
             self._update_unrecorded(number, record.layers)
         else:
-            self._updates.update(number, record.step, record.dtypes)
+            self.updates.update(number, record.step, record.dtypes)
         record.updated.add(number)
         self._midway = True
 
@@ -212,25 +199,25 @@ class RecordingSession:
         if self._plan.ranks is None:
             return recorded
         agreed = self._plan.ranks.agree(update, self.steps, recorded, *([number] if number else []))
-        self._updates.tell_parted(self.steps if recorded else self.defects.last)
+        self.updates.tell_parted(self.steps if recorded else self.defects.last)
         return agreed
 
     def _update_unrecorded(self, number: int, layers: Sequence[str]) -> None:
         """The optimizer goes on with NaN or infinity in `layers`, as it would without a recorder."""
         if not self.begun:
             return  # the weights as of the next step are W_0
-        moved = [layer for layer in self._updates.layers_of(number) if layer in layers]
+        moved = [layer for layer in self.updates.layers_of(number) if layer in layers]
         reason = (
             f"after step {self.defects.last} the optimizer updated with NaN or infinity in a key or error signal, in a "
             "step that was not recorded"
         )
         self.defects.note(self.defects.last, moved, "stray", reason)
-        self._updates.stray(number, self.defects.last)
+        self.updates.stray(number, self.defects.last)
 
     def _stray(self, number: int, step: int, kind: str, what: str) -> None:
         """An optimizer moved its weights by what no slots explain: a defect of its layers that have any."""
-        self.defects.note(step, self._updates.layers_of(number), kind, what)
-        self._updates.stray(number, step)
+        self.defects.note(step, self.updates.layers_of(number), kind, what)
+        self.updates.stray(number, step)
 
     def _note_missed(self, number: int, record: StepRecord) -> None:
         """Gradients came to an optimizer after another one's update of the same step: by a pass of its own, or by the
@@ -251,7 +238,7 @@ class RecordingSession:
         if not self.begun:
             record.updated.clear()
         self.defects.refuse(f"{what}, but slots of a step are made at its first update", hint)
-        self.defects.note_or_miss(record.step, dict.fromkeys(self._updates.layers_of(number), what), "missed")
+        self.defects.note_or_miss(record.step, dict.fromkeys(self.updates.layers_of(number), what), "missed")
 
     def _note_unseen(self, record: StepRecord) -> None:
         """Calls of layers that could not be recorded: whether they matter, the gradient shows."""
@@ -285,7 +272,7 @@ class RecordingSession:
         record.settled = True
         passes = record.passes
         if len(passes) > 1 and self._valued:
-            record.keep(self._updates.first_pass(passes))
+            record.keep(self.updates.first_pass(passes))
         self._note_calls(record)
         slots = self._slot_maker.slots_of(record, first=not self.begun)
         self._admit(record, slots)
@@ -301,7 +288,7 @@ class RecordingSession:
             for part in slots.rows
         ]
         fresh = dict.fromkeys(self._plan.owners.numbers, True) if record.empty else record.fresh
-        finite = self._updates.add(record.step, rows, fresh) and slots.surely_finite(self._valued)
+        finite = self.updates.add(record.step, rows, fresh) and slots.surely_finite(self._valued)
         if not finite and not slots.finite():
             self.forget(record)
             return
@@ -316,11 +303,11 @@ class RecordingSession:
             reason = f"layer {layer!r} {what}"
             if layer in record.layers:
                 self.defects.refuse(reason, "Give its calls the same shapes, or leave the layer out with layers=.")
-            if layer in self._spaces.layers:
-                self._spaces.warn_once(f"layer {layer}", lost_call(layer, reason))
+            if layer in self.spaces.layers:
+                self.spaces.warn_once(f"layer {layer}", lost_call(layer, reason))
         self.defects.note_or_miss(record.step, record.misfits, "parted")
         for layer in record.disordered:
-            self._spaces.warn_once(
+            self.spaces.warn_once(
                 f"order of layer {layer}",
                 f"the calls of layer {layer!r} at step {record.step} ran again in nested checkpoints, so their "
                 "order is unknown and the column `call` counts in "
@@ -334,7 +321,7 @@ class RecordingSession:
         reached = {part.layer for part in slots.rows} - known
         self.defects.slotted |= reached
         for tap in (tap for tap in plan.taps if tap.name in reached):
-            space, axis = self._spaces.layers[tap.name], self._spaces.axis_of(tap.name)
+            space, axis = self.spaces.layers[tap.name], self.spaces.axis_of(tap.name)
             layer = layer_of(tap, space, axis, tap.name in record.raw, plan.keys, record.dtypes[tap.name])
             self._joining.append(layer if plan.budget is None else replace(layer, sampled=True))
 
@@ -361,7 +348,7 @@ class RecordingSession:
         if slots is not None:
             self._put(record, slots, waiting)
         elif not record.updated:
-            self._updates.close_step()
+            self.updates.close_step()
         self._midway = False
 
     def _put(self, record: StepRecord, slots: Slots, waiting: set[int]) -> None:
@@ -373,15 +360,15 @@ class RecordingSession:
             self._begin(slots)
         self.defects.steps += 1
         if not record.updated:
-            self._updates.close_step()
-        self._updates.await_update(waiting, record.step, record.dtypes)
-        self._updates.look(record.step)
+            self.updates.close_step()
+        self.updates.await_update(waiting, record.step, record.dtypes)
+        self.updates.look(record.step)
         self.writer.put(record.step, slots, self.layers, joined, record.random_states)
 
     def _begin(self, slots: Slots) -> None:
         """The first step is over, which has these slots."""
         plan = self._plan
-        for reason in self._start.why_no_rule if plan.keys and self._valued else ():
+        for reason in self.start.why_no_rule if plan.keys and self._valued else ():
             warnings.warn(f"{reason}.", RuntimeWarning, stacklevel=2)
         with nullcontext() if plan.resumed is None or plan.number else plan.resumed.beginning():
             self.writer.begin(slots, self.layers)
@@ -392,7 +379,7 @@ class RecordingSession:
         why = "every step that reached it failed, or held NaN or infinity"
         self.defects.missing |= dict.fromkeys(record.layers, why)
         self._slots = None
-        self._updates.forget(record.step)
+        self.updates.forget(record.step)
 
     # What happens between steps.
 
@@ -408,11 +395,11 @@ class RecordingSession:
         """
         if self._midway or self._plan.sharded or self._plan.number:
             return None
-        return self._start.mark(self.steps, self._updates.measured)
+        return self.start.mark(self.steps, self.updates.measured)
 
     def flush(self) -> None:
         """Returns once every finished step is on disk. Raises what went wrong with writing."""
-        self._updates.finish(self.steps - 1)
+        self.updates.finish(self.steps - 1)
         self.writer.look()
         self.writer.put_logs(self._mark())
         self.writer.flush()
@@ -422,8 +409,8 @@ class RecordingSession:
         mark = None
         try:
             if not self._midway:
-                self._updates.close_step()
-                self._updates.finish(self.steps - 1, together=finished)
+                self.updates.close_step()
+                self.updates.finish(self.steps - 1, together=finished)
             self.list_skipped()
             mark = self._mark()
         finally:

@@ -101,13 +101,9 @@ class SinkThread:
         """Returns once every batch is durable. Raises what went wrong with writing."""
         self._do(self.sink.commit)
 
-    def add_query_set(self, query_set: QuerySetArrays) -> None:
-        """Store a query set behind all batches. Raises BadInput for a name that is taken."""
-        self._do(lambda: self.sink.add_query_set(query_set), fatal=False)
-
-    def add_preview_set(self, dataset: str | None, preview_set: PreviewSet, most_bytes: int | None = None) -> None:
-        """Store a preview set behind all batches, which waits for it. Raises BadInput as the sink does."""
-        self._do(lambda: self.sink.add_preview_set(dataset, preview_set, most_bytes), fatal=False)
+    def add(self, job: Callable[[Sink], None]) -> None:
+        """Have the sink do something behind all batches, as add a query set. Raises BadInput as the sink does."""
+        self._do(lambda: job(self.sink), fatal=False)
 
     def close(self, ending: Ending) -> None:
         """Everything is durable on return, and the thread has ended. Raises what went wrong with writing."""
