@@ -215,14 +215,14 @@ class HookController:
         try:
             self.session.close(finished=error is None)
         except Exception as failure:
-            if error is not None:
-                _add_note(error, failure)
-            elif self._raises:
+            if error is None and self._raises:
                 ours = _ours(failure, "", False)
                 raise ours from ours.__cause__
-            else:
+            if error is None:
                 self.stopped = True
                 warnings.warn(f"Closing the memory failed: {failure}", RuntimeWarning, stacklevel=3)
+            elif failure is not error:
+                error.add_note(f"Closing the memory failed, too: {failure}")
 
     def fail(self, error: Exception, may_end: bool = True, layer: str = "", within: bool = False) -> None:
         """Raises the error where it `may_end` the training and is to; else warns of it, and stops recording.
@@ -241,10 +241,7 @@ class HookController:
         self.stopped, self.collector.step = True, None
         if not within:
             self.detach()
-        try:
-            session.close(finished=False)
-        except Exception as failure:
-            _add_note(error, failure)
+        self.close(error)
         leave(self.plan.ranks)
         whole = " ".join([str(error), *getattr(error, "__notes__", ())])
         warnings.warn(f"recording stopped after {session.steps} steps: {whole}", RuntimeWarning, stacklevel=3)
@@ -377,11 +374,6 @@ class HookController:
             raise
         except DualformError as error:
             self.fail(error)
-
-
-def _add_note(error: BaseException, failure: Exception) -> None:
-    if failure is not error:
-        error.add_note(f"Closing the memory failed, too: {failure}")
 
 
 def _ours(error: Exception, layer: str, may_stop: bool) -> DualformError:
