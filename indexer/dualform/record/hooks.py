@@ -139,7 +139,7 @@ class HookController:
             assert self.session is not None
             self.session.look()
             if told := self.found.frozen.note(self.plan.skipped, self.plan.owners.optimizers, self.steps):
-                warnings.warn(told, RuntimeWarning, stacklevel=4)
+                warnings.warn(told, RuntimeWarning, stacklevel=6)
             if self.ongoing:
                 self.ongoing.writer.sink.check()
                 if self.ongoing.writer.used_up:
