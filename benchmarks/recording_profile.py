@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.document import table
 from benchmarks.recording import Kind, Training, trainings
-from dualform.record import batches, recording, session, sink
+from dualform.record import batches, hooks, session, sink
 from dualform.record.audit import pending, scale, updates, weights
 from dualform.record.slots import slots, step_record
 from dualform.record.taps import autograd, tap, watcher
@@ -34,8 +34,8 @@ from dualform.store.files import durable_files
 from dualform.store.writing import rows_writer, writer
 
 PARTS: Sequence[tuple[str, Any, str]] = (
-    ("training: a record begun and ended", recording.Recording, "__init__"),
-    ("training: a record begun and ended", session.RecordedTraining, "close"),
+    ("training: a record begun and ended", session.RecordingSession, "__init__"),
+    ("training: a record begun and ended", hooks.HookController, "close"),
     ("training: taps, forward and backward", tap._Hook, "__call__"),
     ("training: taps, forward and backward", tap._Before, "__call__"),
     ("training: taps, forward and backward", watcher, "_seen"),
@@ -46,13 +46,13 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("training: weights looked at before an update", weights.ObservedWeights, "observe"),
     ("training: weights looked at after an update", weights.ObservedWeights, "updated"),
     ("training: the watch goes on", weights.ObservedWeights, "advance"),
-    ("training: rest of an update", session.RecordedTraining, "_updating"),
+    ("training: rest of an update", hooks.HookController, "_updating"),
     ("training: slots laid out", slots.SlotMaker, "slots_of"),
     ("training: finite, where nothing is measured", updates, "surely_finite"),
-    ("training: rest of a step", recording.Recording, "_put"),
-    ("training: rest of a step", session.RecordedTraining, "begin_step"),
-    ("training: rest of a step", session.RecordedTraining, "end_step"),
-    ("training: rest of a step", batches.Batches, "put"),
+    ("training: rest of a step", session.RecordingSession, "_put"),
+    ("training: rest of a step", hooks.HookController, "_begin_step"),
+    ("training: rest of a step", hooks.HookController, "_end_step"),
+    ("training: rest of a step", batches.StepWriter, "put"),
     ("training: parameters of no layer", batches.OtherValues, "look"),
     ("training: handed to the writer", sink.SinkThread, "put"),
     ("writer: rows into blocks, and their checksums", rows_writer.MatrixWriter, "append"),

@@ -14,7 +14,7 @@ import pytest
 import dualform
 from dualform.deletion import delete
 from dualform.errors import Damaged, EmptyMask, Locked, RecordingError
-from dualform.record.batches import Batches
+from dualform.record.batches import StepWriter
 from dualform.store.maintenance.check import check_memory, what_is_wrong
 from dualform.store.reading.snapshot import Snapshot
 from tests.deletion.test_rewrite import write
@@ -145,14 +145,14 @@ def test_a_run_does_not_begin_where_samples_were_deleted_since_its_recorder_was_
 
 
 def test_nothing_is_deleted_while_a_run_is_put_on_disk(tmp_path, monkeypatch):
-    training, path, real = saved(tmp_path), tmp_path / "run", Batches.begin
+    training, path, real = saved(tmp_path), tmp_path / "run", StepWriter.begin
 
     def begin(*arguments):
         real(*arguments)
         with pytest.raises(Locked, match="or starts to record into it"):
             dualform.delete(path, "sample = 3")
 
-    monkeypatch.setattr(Batches, "begin", begin)
+    monkeypatch.setattr(StepWriter, "begin", begin)
     training.run(path, 8, resume=True)
     assert check_memory(path) == []
     memory = dualform.open(path)

@@ -136,7 +136,7 @@ class Training:
         self.acknowledge(recorder, STEPS)
 
     def acknowledge(self, recorder: Recorder, steps: int) -> None:
-        if not recorder._training.stopped:
+        if not recorder._controller.stopped:
             self.acknowledged = steps
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -148,10 +148,10 @@ class Training:
 
 def wait_for_the_writer(recorder: Recorder) -> None:
     """Until it has done all that it was given, or has failed: so a failure is there before the next step."""
-    recording = recorder._training.ongoing
+    recording = recorder._controller.ongoing
     if recording is not None:
         with suppress(dualform.DualformError):
-            recording.batches.sink._do(lambda: None, fatal=False)
+            recording.writer.sink._do(lambda: None, fatal=False)
 
 
 def answers(path: Path, steps: int) -> list[Any]:

@@ -148,7 +148,7 @@ class Opened:
     @property
     def sink(self):
         """What was put so far is there."""
-        thread = self.recorder._training.recording.batches.sink
+        thread = self.recorder._controller.session.writer.sink
         if thread._thread.is_alive() and thread._error is None:
             thread._do(lambda: None)
         return self.sinks[0]
@@ -160,7 +160,7 @@ class Opened:
             raise error
 
         with suppress(type(error)):
-            self.recorder._training.recording.batches.sink._do(job)
+            self.recorder._controller.session.writer.sink._do(job)
 
 
 def small_net(seed=0, bias=True):

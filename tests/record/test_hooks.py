@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform import Recorder
 from dualform.errors import RecordingError
-from dualform.record.session import OPEN
+from dualform.record.hooks import OPEN
 from dualform.record.slots.step_record import Collector
 from dualform.record.taps import autograd
 from dualform.record.taps.matrix import BY_HAND

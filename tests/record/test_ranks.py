@@ -203,7 +203,7 @@ def test_a_refused_recorder_has_left_the_other_ranks(tmp_path, monkeypatch, refu
         seats.append(Seat(Table(), 0))
         return seats[-1]
 
-    monkeypatch.setattr(ranks_file, "ProcessExchange", join)
+    monkeypatch.setattr(ranks_file, "Exchange", join)
     for name, value in {"is_initialized": True, "get_rank": 0, "get_world_size": COUNT}.items():
         monkeypatch.setattr(ranks_file.distributed, name, lambda value=value: value)
     monkeypatch.setattr(Seat, "total", lambda self, numbers: COUNT * numbers)

@@ -55,10 +55,10 @@ def killed(tmp_path_factory):
 
 def put_on_disk(recorder, step):
     """What a flush would, but for the mark, so that more of it is there than the checkpoint has."""
-    recording = recorder._training.recording
-    recording._updates.finish(step)
-    recording.batches.put_logs()
-    recording.batches.sink.flush()
+    recording = recorder._controller.session
+    recording.updates.finish(step)
+    recording.writer.put_logs()
+    recording.writer.sink.flush()
 
 
 @pytest.fixture(scope="module")

@@ -211,7 +211,7 @@ def test_a_recording_that_stops_within_a_step_makes_no_mark_of_it(tmp_path, monk
     with recorder:
         for number in range(2):
             training.step(recorder, number)
-        batches = recorder._training.recording.batches
+        batches = recorder._controller.session.writer
 
         def fail(*_):
             raise RecordingError("the disk was full for a moment.")

@@ -40,9 +40,9 @@ from dualform.query.where import mask
 from dualform.questions.arguments import as_by
 from dualform.record.discovery.layers import taps_of_recorded
 from dualform.record.examples import Examples, LayerSignals, Loss, SignalPasses, Signals, named_tensors, tensors
+from dualform.record.hooks import refuse_recorded
 from dualform.record.query_sets import Inputs
 from dualform.record.ranks import whole_model
-from dualform.record.session import refuse_recorded
 from dualform.rules.update_rule import Doubles
 from dualform.store.files.ram_budget import memory_bytes, readable
 from dualform.store.layer import Layer, Parameter, whole

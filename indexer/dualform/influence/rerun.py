@@ -54,9 +54,9 @@ from dualform.query.where import mask
 from dualform.record.batches import random_states_as
 from dualform.record.discovery.layers import taps_of_recorded
 from dualform.record.examples import Loss, SignalTaker, all_trained, at_weights, signal_rows, tapped_with, tensors
+from dualform.record.hooks import refuse_recorded
 from dualform.record.query_sets import Arguments, Inputs, converted, copied, device_of, evaluating, uncompiled
 from dualform.record.ranks import whole_model
-from dualform.record.session import refuse_recorded
 from dualform.record.taps import Tap
 from dualform.rules import Settings, Update as StoredUpdate
 from dualform.store.maintenance import attributions

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dualform.answers import Weights
 from dualform.errors import BadInput, RecordingError
+from dualform.record.hooks import refuse_recorded
 from dualform.record.ranks import whole_model
-from dualform.record.session import refuse_recorded
 from dualform.record.torch_internals import set_version_counters
 
 _VERSIONS = count(1 << 30)

@@ -1,4 +1,4 @@
-"""What a recording hands to its sink: slots, logs, and parameters that no slot explains.
+"""What a session hands to the thread that writes: slots, logs, and parameters that no slot explains.
 
 Parameters and buffers that no slot explains: norms, free ones, biases of no layer, running statistics.
 
@@ -9,7 +9,7 @@ training writes to them after its update, as an average of earlier weights, is i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import RecordingError
+from dualform.record.audit.defects import Defects
 from dualform.record.audit.updates import AllUpdates
 from dualform.record.audit.weights import LiveTensors
 from dualform.record.ranks import sharded_names
 from dualform.record.setup.budget import Sampler
-from dualform.record.setup.optimizers import Owners
-from dualform.record.setup.plan import Plan, Progress, Start, state_of
+from dualform.record.setup.plan import InitialState, Plan
 from dualform.record.setup.summary import listed, stored_bytes
 from dualform.record.sink import SinkThread
 from dualform.record.slots.columns import StepColumns
@@ -48,29 +48,19 @@ _MOST_BYTES = 256 << 20
 class OtherValues:
     """Used on the training's own thread."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        owners: Owners,
-        taps: Sequence[Tap],
-        initial: Mapping[str, NDArray[Any]],
-        aliases: Mapping[str, str],
-        sharded: Collection[str] = (),
-    ) -> None:
-        """`initial`: the state dict; `aliases`: further names of tapped parameters; `sharded`: names of those that are
-        held in parts, by several processes, which are kept as at the end alone.
-
-        Frozen parameters are left out, and what no optimizer holds: they stay as they were.
+    def __init__(self, plan: Plan, start: InitialState) -> None:
+        """Frozen parameters are left out, and what no optimizer holds: they stay as they were. Of those that several
+        processes hold in parts, only what they are at the end is kept.
         """
-        explained = _explained(taps, initial)
-        parameters = model.named_parameters(remove_duplicate=False)
-        still = {name for name, own in parameters if not (own.requires_grad and owners.hold(own))}
-        names = [name for name in initial if name not in explained and name not in still and name not in aliases]
+        explained, sharded = _explained(plan.taps, start.initial), sharded_names(plan.model)
+        parameters = plan.model.named_parameters(remove_duplicate=False)
+        still = {name for name, own in parameters if not (own.requires_grad and plan.owners.hold(own))}
+        names = [name for name in start.initial if name not in explained | still | start.aliases.keys()]
         self._sharded = [name for name in names if name in sharded]
         names = [name for name in names if name not in sharded]
-        self._live = LiveTensors(model, names)
+        self._live = LiveTensors(plan.model, names)
         standing = self._live.standing()
-        found = (_kept(name, standing.get(name), initial[name].shape) for name in names)
+        found = (_kept(name, standing.get(name), start.initial[name].shape) for name in names)
         self._tensors = [own for own in found if own is not None]
         self._every = 0
         """0 before the first step is over, and where nothing is kept."""
@@ -188,30 +178,23 @@ def _put(device: torch.device, state: Tensor) -> None:
         torch.cuda.set_rng_state(state, device)
 
 
-class Batches:
-    """Those of one recording, and the thread that writes them."""
+class StepWriter:
+    """Hands the batches of a session to the thread that writes, within the budget if there is one."""
 
     def __init__(
-        self, plan: Plan, start: Start, progress: Progress, columns: StepColumns, updates: AllUpdates, valued: set[str]
+        self, plan: Plan, start: InitialState, defects: Defects, columns: StepColumns, updates: AllUpdates
     ) -> None:
-        """`valued`: the layers that have values."""
-        self._plan, self._start, self._progress = plan, start, progress
-        self._columns, self._updates, self._valued = columns, updates, valued
-        self._others = self._other_values()
+        self._plan, self._start, self._defects = plan, start, defects
+        self._columns, self._updates = columns, updates
+        # No weights can be rebuilt of scores alone; and of several ranks the first keeps what no slot explains.
+        scores_only = len(start.why_no_rule) == len(plan.owners.optimizers)
+        rebuilt = plan.keys and any(tap.values or not tap.parameters for tap in plan.taps)
+        self._others = OtherValues(plan, start) if rebuilt and not (scores_only or plan.number) else None
         self._sink: SinkThread | None = None
         self._sampler: Sampler | None = None
         """None where all slots are kept."""
         self.bytes_a_step: int | None = None
         """About what the first recorded step takes on disk; None before it."""
-
-    def _other_values(self) -> OtherValues | None:
-        """None where no weights can be rebuilt, and where another process keeps them."""
-        plan, start = self._plan, self._start
-        scores_only = len(start.why_no_rule) == len(plan.owners.optimizers)
-        rebuilt = any(tap.values or not tap.parameters for tap in plan.taps)
-        if not (plan.keys and rebuilt) or scores_only or (plan.ranks and plan.ranks.number):
-            return None
-        return OtherValues(plan.model, plan.owners, plan.taps, start.initial, start.aliases, sharded_names(plan.model))
 
     @property
     def sink(self) -> SinkThread:
@@ -220,18 +203,19 @@ class Batches:
 
     def begin(self, slots: Slots, layers: Sequence[Layer]) -> None:
         """The first step is over, which has these slots of these layers."""
-        header = self._start.header(self._plan.path, layers, dict(self._plan.skipped), self._plan.label_names)
+        plan, header = self._plan, self._start.header(layers)
         if self._others is not None:
-            header = replace(header, others=self._others.begin(slots.row_bytes(self._valued)))
-        budget, resumed = self._plan.budget, self._plan.resumed
-        if budget is not None:
-            header = replace(header, sampling=budget.rule)
-        self._sink = SinkThread(partial(self._plan.sink, header))
-        if budget is not None:
+            header = replace(header, others=self._others.begin(slots.row_bytes(plan.valued)))
+        self._sink = SinkThread(partial(plan.sink, header))
+        if plan.budget is not None:
             weights = sum(array.nbytes for array in header.initial.values())
-            first, share = (0, 1.0) if resumed is None else (resumed.first_step, resumed.share)
-            others = 0 if self._others is None else self._others.bytes_a_step
-            self._sampler = Sampler(budget, self._sink.flush, weights, first, share, others)
+            first, share = (0, 1.0) if plan.resumed is None else (plan.resumed.first_step, plan.resumed.share)
+            self._sampler = Sampler(plan.budget, self._sink.flush, weights, first, share, self._bytes_of_others)
+
+    @property
+    def _bytes_of_others(self) -> int:
+        """What a step brings of them, on average."""
+        return 0 if self._others is None else self._others.bytes_a_step
 
     @property
     def used_up(self) -> bool:
@@ -240,33 +224,31 @@ class Batches:
 
     def flush(self) -> None:
         """Returns once everything so far is on disk. Raises what went wrong with writing."""
-        if self._sampler is None:
-            self.sink.flush()
-        else:
-            self._sampler.flush()
+        (self.sink if self._sampler is None else self._sampler).flush()
 
     def add_query_set(self, query_set: QuerySetArrays) -> None:
         """Store a query set. Raises BadInput for a name that is taken, and where the budget has no room for it."""
         if self._sampler is not None:
             self._sampler.charge_query_set(query_set)
             query_set = replace(query_set, preview_set_bytes=self._sampler.room)
-        self.sink.add_query_set(query_set)
+        self.sink.add(lambda sink: sink.add_query_set(query_set))
         if self._sampler is not None and query_set.preview_set is not None:
             self._sampler.flush()
 
     def add_preview_set(self, dataset: str | None, preview_set: PreviewSet) -> None:
         """Store a preview set. Raises BadInput as the sink does, and where the budget has no room for it."""
         if self._sampler is None:
-            self.sink.add_preview_set(dataset, preview_set)
-        else:
-            self._sampler.flush()
-            self.sink.add_preview_set(dataset, preview_set, self._sampler.room)
-            self._sampler.flush()
+            self.sink.add(lambda sink: sink.add_preview_set(dataset, preview_set))
+            return
+        self._sampler.flush()
+        room = self._sampler.room
+        self.sink.add(lambda sink: sink.add_preview_set(dataset, preview_set, room))
+        self._sampler.flush()
 
     def look(self) -> None:
         """A step is over, and no other has begun yet: take what no slot explains, while weights can be rebuilt."""
         if self._others is not None and (self._sampler is None or self._sampler.keeps_others):
-            self._others.look(self._progress.steps)
+            self._others.look(self._defects.steps)
 
     def put(
         self,
@@ -277,31 +259,30 @@ class Batches:
         random_states: Mapping[str, bytes],
     ) -> None:
         """The batch of a step; `layers`: all that have slots by now; `joined`: those that the sink does not know of."""
-        logs, defects, watch = self._updates.take()
+        logs, watch = self._updates.take()
         batch = Batch(
             step,
             slots.samples,
             slots.extents,
-            slots.layer_rows(self._valued),
+            slots.layer_rows(self._plan.valued),
             unknown=slots.unknown,
             joined=joined,
             logs=logs,
-            defects=defects,
+            defects=self._defects.take(),
             watch=watch,
             others=self._take_others(),
             random_states=random_states,
         )
         if self.bytes_a_step is None:
-            beside = 0 if self._others is None else self._others.bytes_a_step
-            self.bytes_a_step = stored_bytes(batch, layers) + beside
+            self.bytes_a_step = stored_bytes(batch, layers) + self._bytes_of_others
         self.sink.put(batch if self._sampler is None else self._sampler.sample(batch, layers))
 
     def put_logs(self, mark: Mark | None = None) -> None:
         """What is known of the optimizer and no batch took along, and how the training stands."""
-        (logs, defects, watch), others = self._updates.take(), self._take_others()
-        logs = [log for log in logs if log.step < self._progress.steps]  # that of an open step has no slots
+        (logs, watch), defects, others = self._updates.take(), self._defects.take(), self._take_others()
+        logs = [log for log in logs if log.step < self._defects.steps]  # that of an open step has no slots
         if logs or defects or watch or others or mark:
-            none, last = self._columns.no_samples(), self._progress.steps - 1
+            none, last = self._columns.no_samples(), self._defects.steps - 1
             batch = Batch(last, none, [], {}, logs=logs, defects=defects, watch=watch, others=others, mark=mark)
             self.sink.put(batch if self._sampler is None else self._sampler.logs(batch))
 
@@ -318,15 +299,13 @@ class Batches:
 
     def _ending(self, finished: bool, mark: Mark | None, midway: bool) -> Ending:
         """Sharded weights are not put together where the training failed, for then other ranks do not come to it."""
-        plan, skipped = self._plan, dict(self._plan.skipped)
-        if midway or (plan.sharded and not finished):
-            return Ending(finished, skipped=skipped)
-        try:
-            final = state_of(plan.model, plan.ranks if plan.sharded else None)
-            return Ending(finished, final, self._start.buffers_now(), skipped, mark)
-        except RecordingError as error:
-            warnings.warn(f"the final weights were not stored: {error}", RuntimeWarning, stacklevel=2)
-            return Ending(finished, skipped=skipped)
+        skipped = dict(self._plan.skipped)
+        if not midway and (finished or not self._plan.sharded):
+            try:
+                return Ending(finished, self._start.weights_now(), self._start.buffers_now(), skipped, mark)
+            except RecordingError as error:
+                warnings.warn(f"the final weights were not stored: {error}", RuntimeWarning, stacklevel=2)
+        return Ending(finished, skipped=skipped)
 
     def _take_others(self) -> list[OtherRow]:
         return [] if self._others is None else self._others.take()

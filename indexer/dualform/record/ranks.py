@@ -105,24 +105,11 @@ WAIT_SECONDS = 60.0
 """How long a rank waits for the others: between one rank's optimizer step and another's, and for the first shard."""
 
 
-class Exchange(Protocol):
-    """Adds numbers up over the ranks, and gathers objects of all of them."""
+class Exchange:
+    """Adds up numbers and gathers objects over the ranks, through torch.distributed, in a group beside the training's.
 
-    def total(self, numbers: Doubles) -> Doubles:
-        """float64[n]: the sum of what all ranks give, the same on each. All ranks call it, in the same order.
-
-        Raises RuntimeError where one of them does not.
-        """
-
-    def gather(self, own: Any) -> list[Any]:
-        """What all ranks give, in their order. As `total`, of any objects."""
-
-    def close(self) -> None:
-        """The training has ended on this rank."""
-
-
-class ProcessExchange:
-    """Through torch.distributed, in a group beside the training's own."""
+    All ranks call its methods in the same order. Raises RuntimeError where one of them does not.
+    """
 
     def __init__(self) -> None:
         """To be called on all ranks. Raises RecordingError where one of them does not."""
@@ -135,6 +122,7 @@ class ProcessExchange:
             ) from error
 
     def total(self, numbers: Doubles) -> Doubles:
+        """float64[n]: the sum of what all ranks give, the same on each."""
         if not distributed.is_initialized():
             raise RuntimeError("the training has left its process group")
         summed = torch.from_numpy(numbers.copy())
@@ -142,6 +130,7 @@ class ProcessExchange:
         return summed.numpy()
 
     def gather(self, own: Any) -> list[Any]:
+        """What all ranks give, in their order."""
         if not distributed.is_initialized():
             raise RuntimeError("the training has left its process group")
         found: list[Any] = [None] * distributed.get_world_size(self._group)
@@ -149,6 +138,7 @@ class ProcessExchange:
         return found
 
     def close(self) -> None:
+        """The training has ended on this rank."""
         # The training may have destroyed all groups already, inside the recorder's with.
         if distributed.is_initialized():
             distributed.destroy_process_group(self._group)
@@ -181,7 +171,7 @@ class Ranks:
                 hint="After init_process_group, pass torch.distributed.get_rank() and get_world_size().",
                 field="ranks",
             )
-        return cls(rank, ranks, ProcessExchange())
+        return cls(rank, ranks, Exchange())
 
     def agree(self, update: str, step: int, recorded: bool, optimizer: int = 0) -> bool:
         """This optimizer of every rank is about to make this update, of or after this step; `recorded`: this rank has

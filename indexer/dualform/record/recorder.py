@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -41,9 +40,10 @@ from dualform.errors import BadInput, RecordingError
 from dualform.record.discovery.found_layers import FoundLayers
 from dualform.record.discovery.selection import compiled_parts, select
 from dualform.record.examples import Examples, Loss
+from dualform.record.hooks import HookController
 from dualform.record.query_sets import Arguments, Inputs, check_examples, labels_of
 from dualform.record.ranks import TrainingShard, check_sharding, leave, shard_of, unwrapped_model
-from dualform.record.session import RecordedTraining
+from dualform.record.session import RecordingSession
 from dualform.record.setup.budget import BudgetPlan, whole_steps
 from dualform.record.setup.optimizers import Owners, check_followed, optimizers_of
 from dualform.record.setup.plan import Plan, check_blocks
@@ -62,37 +62,11 @@ from dualform.store.query_sets import check_name
 from dualform.store.writing.writer import Writer, check_new_folder
 
 
-class Joinable(ABC):
-    """The interface that torch's `Join` needs."""
+class _RunOut(JoinHook):
+    """In the place of each batch that this rank has not."""
 
-    @abstractmethod
-    def _run_out(self) -> None:
-        """This rank has no further batch, while others go on."""
-
-    def join_hook(self, **_: Any) -> JoinHook:
-        """For torch's Join: replaces the missing batches of this rank."""
-        return _Hook(self._run_out)
-
-    @property
-    def join_device(self) -> torch.device:
-        """For torch's Join: the device of its tensors."""
-        return torch.device("cpu")
-
-    @property
-    def join_process_group(self) -> Any:
-        """For torch's Join: the process group of the training."""
-        return distributed.group.WORLD
-
-
-class _Hook(JoinHook):
     def __init__(self, run_out: Callable[[], None]) -> None:
-        self._run_out, self._told = run_out, False
-
-    def main_hook(self) -> None:
-        """In the place of each batch that this rank has not."""
-        if not self._told:
-            self._told = True
-            self._run_out()
+        self.main_hook = run_out  # type: ignore[method-assign]
 
 
 class Step:
@@ -137,7 +111,7 @@ class Step:
         self._record.metadata.say(space, columns)
 
 
-class Recorder(Joinable):
+class Recorder:
     """Records the training of one model into a folder, the memory.
 
     Use it as a context manager. When its `with` block ends, the memory is complete and all hooks are removed. Recording
@@ -276,7 +250,7 @@ class Recorder(Joinable):
             model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
             resumed, self._ranks, compiled, budget_plan, sharded, keep_random,
         )  # fmt: skip
-        self._training = RecordedTraining(plan, found, on_error == "raise", keys and values)
+        self._controller = HookController(plan, found, on_error == "raise", keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._forecast: DiskForecast | None = None
         """None where no files are written, and of other ranks than the first."""
@@ -285,24 +259,24 @@ class Recorder(Joinable):
             self._forecast = DiskForecast(self.path, planned, getattr(self._ranks, "count", 1), most)
         self._state = "new"
         self._failed = False
+        """Whether the last step was refused, or raised something."""
         self._refused: BadInput | None = None
         """What was refused last outside of a step."""
         self._query_sets = set[str]()
         """Names of those that were taken."""
-        """Whether the last step was refused, or raised something."""
 
     @property
     def steps(self) -> int:
         """The number of steps recorded in this run so far."""
-        return self._training.steps
+        return self._controller.steps
 
     @property
     def summary(self) -> Summary:
         """The current summary: recorded and skipped layers, possible queries, size. Its text is the table printed at
         the start.
         """
-        recording = self._training.recording
-        return summary_of(self._training.plan, None if recording is None else recording.batches.bytes_a_step)
+        session = self._controller.session
+        return summary_of(self._controller.plan, None if session is None else session.writer.bytes_a_step)
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
@@ -312,11 +286,11 @@ class Recorder(Joinable):
             )
         self._state, self._process = "open", OwnProcess()
         try:
-            self._training.attach()
+            self._controller.attach()
             self._say(str(self.summary))
         except BaseException:
             self._state = "closed"
-            self._training.detach()
+            self._controller.detach()
             leave(self._ranks)
             raise
         return self
@@ -327,12 +301,12 @@ class Recorder(Joinable):
         self._state = "closed"
         if not self._process.here:
             return
-        self._training.detach()
-        if self._training.stopped:
+        self._controller.detach()
+        if self._controller.stopped:
             return
         try:
-            if self._training.ongoing is not None:
-                self._training.close(None if error is self._refused else error)
+            if self._controller.ongoing is not None:
+                self._controller.close(None if error is self._refused else error)
             elif error is None and not self._failed:
                 self._tell_empty()
         finally:
@@ -371,30 +345,27 @@ class Recorder(Joinable):
         earlier step.
         """
         self._require_open("step")
-        if self._training.collector.step is not None:
+        if self._controller.collector.step is not None:
             raise RecordingError(
                 f"Step {self.steps} has not ended.", hint="Leave its `with recorder.step(...)` before the next one."
             )
-        self._failed = True
-        before = self._training.ongoing
-        record = self._training.begin_step(
+        self._failed, first = True, self._controller.ongoing is None
+        with self._controller.step(
             dataset=dataset, label=label, sample=sample, position=position, mask=mask, at=at, batch_dim=batch_dim,
             columns=columns,
-        )  # fmt: skip
-        try:
+        ) as record:  # fmt: skip
             yield Step(record)
-        except BaseException:
-            self._training.end_step(record, failed=True)
-            raise
-        self._training.end_step(record, failed=False)
         self._failed = False
-        if (recording := self._training.ongoing) is None or self._training.stopped:
-            return
-        if before is None:
-            yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
-            if unseen := self._training.unseen:
+        if (session := self._controller.ongoing) is not None and not self._controller.stopped:
+            self._say_size(session, first)
+
+    def _say_size(self, session: RecordingSession, first: bool) -> None:
+        """A step is over, the `first` of all or a later one."""
+        if first:
+            yet = f"; no gradient reached {listed(session.unreached)} yet" if session.unreached else ""
+            if unseen := self._controller.found.unseen:
                 yet += f"; no product was seen with {listed(unseen)}, and later ones are not recorded"
-            taken, resumed = recording.batches.bytes_a_step or 0, self._training.plan.resumed
+            taken, resumed = session.writer.bytes_a_step or 0, self._controller.plan.resumed
             done = 0 if resumed is None else resumed.first_step
             whole = "" if self._forecast is None else self._forecast.first(taken, done)
             self._say(f"dualform: {readable(taken)} a step{whole}{yet}")
@@ -407,7 +378,7 @@ class Recorder(Joinable):
         Inside a step, the moment to resume from is the end of that step. Raises any error of writing.
         """
         self._require_open("flush")
-        self._training.flush()
+        self._controller.flush()
 
     def query_set(
         self,
@@ -453,7 +424,7 @@ class Recorder(Joinable):
         try:
             yield
         except BadInput as error:
-            if self._training.collector.step is None:  # else the step that it leaves is not recorded
+            if self._controller.collector.step is None:  # else the step that it leaves is not recorded
                 self._refused = error
             raise
 
@@ -474,29 +445,24 @@ class Recorder(Joinable):
                 hint="Put all of them into one dict: query_set(name, {…}).",
                 field="inputs",
             )
-        inputs = named or inputs
-        training = self._training
-        others = self._ranks is not None and self._ranks.number > 0
-        if training.stopped or (others and not training.plan.sharded):
+        inputs, controller = named or inputs, self._controller
+        if controller.stopped or (controller.plan.number and not controller.plan.sharded):
             return
-        if training.ongoing is None:
-            why = f"Call query_set after the first step. So far: {training.why_empty}."
+        if controller.ongoing is None:
+            why = f"Call query_set after the first step. So far: {controller.why_empty}."
             raise RecordingError("A query set cannot be stored before the first recorded step.", hint=why)
-        traced = None
-        if loss is not None:
-            if training.plan.sharded:
-                raise BadInput(
-                    "loss= does not work for a model that fully_shard has split.",
-                    hint="Call memory.gradients with the whole model after the training.",
-                    field="loss",
-                )
-            traced = Examples(f"query set {name!r}", inputs, label, loss, batch_dim)
-        labels = labels_of(label, traced is not None, batch_dim, Arguments(inputs, batch_dim).examples)
+        if loss is not None and controller.plan.sharded:
+            raise BadInput(
+                "loss= does not work for a model that fully_shard has split.",
+                hint="Call memory.gradients with the whole model after the training.",
+                field="loss",
+            )
+        traced = None if loss is None else Examples(f"query set {name!r}", inputs, label, loss, batch_dim)
+        examples = Arguments(inputs, batch_dim).examples
+        labels = labels_of(label, traced is not None, batch_dim, examples)
         if previews is not None:
-            check_examples(previews, Arguments(inputs, batch_dim).examples)
-        training.query_set(
-            name, inputs, labels, batch_size, batch_dim, store=not others, traced=traced, preview_set=previews
-        )
+            check_examples(previews, examples)
+        controller.query_set(name, inputs, labels, batch_size, batch_dim, traced, previews)
 
     def previews(self, dataset: str | None, previews: PreviewSet) -> None:
         """Store images, texts or table rows of the samples of a dataset, for `memory.previews(…)`.
@@ -518,11 +484,22 @@ class Recorder(Joinable):
                     hint="Make one with dualform.PreviewSet.images(…), .texts(…) or .table(…).",
                     field="previews",
                 )
-            if self._ranks is None or self._ranks.number == 0:
-                self._training.preview_set(dataset_name(dataset) or None, previews)
+            if not self._controller.plan.number:
+                self._controller.preview_set(dataset_name(dataset) or None, previews)
 
-    def _run_out(self) -> None:
-        self._training.run_out()
+    def join_hook(self, **_: Any) -> JoinHook:
+        """For torch's Join: replaces the missing batches of this rank."""
+        return _RunOut(self._controller.run_out)
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch's Join: the device of its tensors."""
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        """For torch's Join: the process group of the training."""
+        return distributed.group.WORLD
 
     def _say(self, text: str) -> None:
         if self._says:
@@ -531,7 +508,7 @@ class Recorder(Joinable):
     def _tell_empty(self) -> None:
         """A training came to its end and left no memory."""
         empty = f"Nothing was recorded in {self.path}"
-        warnings.warn(f"{empty}: {self._training.why_empty}.", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{empty}: {self._controller.why_empty}.", RuntimeWarning, stacklevel=3)
 
     def _require_open(self, what: str) -> None:
         if self._state != "open":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias, TypeVar
 
 from dualform.errors import DualformError, RecordingError
 from dualform.store.batch import Batch, Ending
@@ -18,6 +18,7 @@ QUEUE_BYTES = 256 << 20
 """How much may wait to be written before the training waits too."""
 
 Job: TypeAlias = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class Sink(Protocol):
@@ -53,9 +54,8 @@ class SinkThread:
 
     def __init__(self, make: Callable[[], Sink], queue_bytes: int = QUEUE_BYTES) -> None:
         """`queue_bytes`: of batches that may wait before `put` waits, too. Raises what making the sink raises."""
-        self._limit = queue_bytes
-        self._waiting = 0
-        self._jobs: deque[tuple[Job | None, int, bool, Future[None]]] = deque()
+        self._limit, self._waiting = queue_bytes, 0
+        self._jobs: SimpleQueue[tuple[Job | None, int, bool, Future[BaseException | None]]] = SimpleQueue()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._sink: Sink | None = None
@@ -92,105 +92,78 @@ class SinkThread:
         """Queue a batch; waits while the queue is full, but for a batch larger than the queue."""
         size = batch.row_bytes + batch.said_bytes
         with self._changed:
-            while self._error is None and self._waiting and self._waiting + size > self._limit:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._error or not self._waiting or self._waiting + size <= self._limit)
             self.check()
-            self._queue(lambda: self.sink.append(batch), size, fatal=True)
+            self._waiting += size
+        self._jobs.put((lambda: self.sink.append(batch), size, True, Future()))
 
     def flush(self) -> None:
         """Returns once every batch is durable. Raises what went wrong with writing."""
         self._do(self.sink.commit)
 
-    def add_query_set(self, query_set: QuerySetArrays) -> None:
-        """Store a query set behind all batches. Raises BadInput for a name that is taken."""
-        self._do(lambda: self.sink.add_query_set(query_set), fatal=False)
-
-    def add_preview_set(self, dataset: str | None, preview_set: PreviewSet, most_bytes: int | None = None) -> None:
-        """Store a preview set behind all batches, which waits for it. Raises BadInput as the sink does."""
-        self._do(lambda: self.sink.add_preview_set(dataset, preview_set, most_bytes), fatal=False)
+    def add(self, job: Callable[[Sink], None]) -> None:
+        """Have the sink do something behind all batches, as add a query set. Raises BadInput as the sink does."""
+        self._do(lambda: job(self.sink), fatal=False)
 
     def close(self, ending: Ending) -> None:
         """Everything is durable on return, and the thread has ended. Raises what went wrong with writing."""
         try:
-            self._do(lambda: self.sink.close(ending), last=True)
+            self._do(lambda: self.sink.close(ending))
         except BaseException:
             self._stop()
             with suppress(OSError):  # where one act fails, letting go may fail, too, and say less
                 self.sink.abandon()
             raise
-        self._thread.join()
+        self._stop()
 
-    def _do(self, job: Job, *, fatal: bool = True, last: bool = False) -> None:
-        """Run a job behind all earlier ones and wait for it; after the `last` one the thread ends.
+    def _do(self, job: Job, fatal: bool = True) -> None:
+        """Run a job behind all earlier ones and wait for it.
 
         Raises what the job raises, after which none runs any more if it is `fatal`, or if it is no refusal of ours.
         """
         self.check()
-        with self._changed:
-            done = self._queue(job, 0, fatal)
-            if last:
-                self._queue(None, 0, fatal=False)
-        error = done.exception()
-        if error is not None:
+        done: Future[BaseException | None] = Future()
+        self._jobs.put((job, 0, fatal, done))
+        if (error := done.result()) is not None:
             self.check()
             raise error
 
     def _stop(self) -> None:
         """Let the queued jobs finish and end the thread."""
-        with self._changed:
-            self._queue(None, 0, fatal=False)
+        self._jobs.put((None, 0, False, Future()))
         self._thread.join()
 
-    def _queue(self, job: Job | None, size: int, fatal: bool) -> Future[None]:
-        done: Future[None] = Future()
-        self._jobs.append((job, size, fatal, done))
-        self._waiting += size
-        self._changed.notify_all()
-        return done
-
     def _work(self) -> None:
+        """While no job waits, the sink's `tick` is called as often as it asks for."""
         while True:
-            job, size, fatal, done = self._next()
+            seconds = None
+            if self._jobs.empty() and self._sink is not None and self._error is None:
+                seconds, _ = self._run(self._sink.tick)
+            try:
+                job, size, fatal, done = self._jobs.get(timeout=seconds)
+            except Empty:
+                continue
             if job is None:
                 return
-            error = self._error
-            try:
-                if error is None:
-                    job()
-            except BaseException as raised:  # whatever it is, the training thread is who must hear of it
-                error = raised
-            with self._changed:
-                if error is not None and (fatal or not isinstance(error, DualformError)):
-                    self._error = error
-                self._waiting -= size
-                self._changed.notify_all()
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
+            done.set_result(self._run(job, size, fatal)[1])
             del job
 
-    def _next(self) -> tuple[Job | None, int, bool, Future[None]]:
-        """The next job; until there is one, the sink's `tick` is called as often as it asks for."""
-        while True:
-            seconds = self._idle()
-            with self._changed:
-                if not self._jobs:
-                    self._changed.wait(seconds)
-                if self._jobs:
-                    return self._jobs.popleft()
-
-    def _idle(self) -> float | None:
-        """Call `tick` where no job waits; returns how long to wait for one, None for however long it takes."""
-        if self._jobs or self._sink is None or self._error is not None:
-            return None
+    def _run(
+        self, job: Callable[[], Result], size: int = 0, fatal: bool = True
+    ) -> tuple[Result | None, BaseException | None]:
+        """What a job returns and raises; after a failure none runs."""
+        result, error = None, self._error
         try:
-            return self._sink.tick()
-        except BaseException as raised:  # as where a job fails
-            with self._changed:
-                self._error = raised
-                self._changed.notify_all()
-            return None
+            if error is None:
+                result = job()
+        except BaseException as raised:  # whatever it is, the training thread is who must hear of it
+            error = raised
+        with self._changed:
+            if error is not None and (fatal or not isinstance(error, DualformError)):
+                self._error = error
+            self._waiting -= size
+            self._changed.notify_all()
+        return result, error
 
 
 def _hint_of(error: BaseException) -> str:

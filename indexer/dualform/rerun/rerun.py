@@ -633,7 +633,7 @@ class Rerun(Recorder):
             ) from None
 
     def _open_rerun(self, header: Header) -> RerunSink:
-        forms = {tap.name: tap.key_form for tap in self._training.plan.taps}
+        forms = {tap.name: tap.key_form for tap in self._controller.plan.taps}
         writer = None if self._again is None else self._again.writer(header)
         self._reran = RerunSink(header, self._first, self._buffers, forms, writer)
         return self._reran

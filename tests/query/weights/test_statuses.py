@@ -236,7 +236,7 @@ def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
         for x, y in batches(3):
             with recorder.step():
                 learn(optimizer, nn.functional.cross_entropy(model(x), y))
-            written = recorder._training.recording.batches
+            written = recorder._controller.session.writer
             written.put_logs()
             written.sink.flush()  # as a crash leaves it: nobody has looked at the last update
             with dualform.open(tmp_path / "m") as engine:

@@ -130,7 +130,7 @@ def test_the_last_update_before_a_crash_is_not_taken_for_granted(tmp_path):
                 if number == FEW_STEPS - 1:
                     model[0].weight.grad[0] *= 3
                 optimizer.step()
-        recorder._training.recording.batches.sink.flush()  # as a crash leaves it: nobody has looked at the last update
+        recorder._controller.session.writer.sink.flush()  # as a crash leaves it: nobody has looked at the last update
         found = first()
         assert (found.name, found.since) == ("approximate", FEW_STEPS - 1)
         assert found.reason.endswith("and its weights were not seen since.")

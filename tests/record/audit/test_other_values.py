@@ -168,7 +168,7 @@ def test_a_memory_that_is_still_recorded_is_whole_up_to_where_the_last_step_bega
             with recorder.step():
                 update(model, optimizer, number)
         state = copy.deepcopy(model.state_dict())
-        recorder._training.recording.batches.sink.flush()  # as a commit does that the training did not ask for
+        recorder._controller.session.writer.sink.flush()  # as a commit does that the training did not ask for
         with dualform.open(tmp_path / "m") as memory:
             with pytest.raises(Inexact, match="at step 4") as refused:
                 memory.weights()
@@ -193,7 +193,7 @@ def test_a_memory_that_is_still_recorded_is_whole_up_to_where_the_last_step_bega
 
 def test_what_is_replaced_or_gone_ends_no_training(tmp_path):
     def leave(recorder, number):
-        model = recorder._training.plan.model
+        model = recorder._controller.plan.model
         if number == 3:
             model.norm.weight = nn.Parameter(model.norm.weight.detach() * 2)
         if number == 5:

@@ -55,7 +55,7 @@ def recorder(tmp_path, **options):
 def test_reasons(tmp_path):
     made = recorder(tmp_path)
     names = ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
-    assert [tap.name for tap in made._training.plan.taps] == names
+    assert [tap.name for tap in made._controller.plan.taps] == names
     assert made.skipped == {
         "rnn": "RNN is not supported",
         "norm": "not a matrix product (LayerNorm)",

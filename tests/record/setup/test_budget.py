@@ -304,7 +304,7 @@ def test_a_query_set_that_would_leave_no_room_for_a_step_is_refused(tmp_path):
                 learn(optimizer, model(torch.ones(4, 8)).sum())
             if step == 2:
                 recorder.flush()
-                budget = recorder._training.recording.batches._sampler._budget
+                budget = recorder._controller.session.writer._sampler._budget
                 room = budget.left - (budget.left - budget.spare) // 2  # with it, half of a step's logs would be left
                 with pytest.raises(BadInput, match="of the budget is left"):
                     recorder.query_set("large", torch.ones((room - 3 * 8192) // (4 * (8 + 6 + 3)), 8))

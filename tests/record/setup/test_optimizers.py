@@ -280,7 +280,7 @@ def test_what_waits_for_an_optimizer_that_does_not_update_is_bounded(tmp_path, m
                 optimizers[0].step()
                 if number == 14:
                     optimizers[1].step()
-            waiting.append(len(recorder._training.recording._updates._each[1]._pending.steps))
+            waiting.append(len(recorder._controller.session.updates._each[1]._pending.steps))
             told()
 
     memory, history = recorded(tmp_path / "m", train)
@@ -427,7 +427,7 @@ def test_both_passes_in_one_step_are_refused_at_the_first_and_named_later(tmp_pa
         pytest.raises(RecordingError, match=r"brought gradients to optimizer 1 \(SGD\)") as refused,
         Recorder(model, adversaries(model), tmp_path / "first") as recorder,
     ):
-        one_step(model, recorder._training.plan.owners.optimizers, recorder, 0)
+        one_step(model, recorder._controller.plan.owners.optimizers, recorder, 0)
     assert "each forward and backward pass" in refused.value.hint
 
     def train(model, optimizers, recorder, told):

@@ -86,7 +86,7 @@ def told_of(tmp_path, capsys, run, **options):
     """What is said below the table of so many steps."""
     model = network()
     recorder = dualform.Recorder(model, torch.optim.AdamW(model.parameters()), tmp_path / "m", **options)
-    train(recorder, model, recorder._training.plan.owners.optimizers[0], run)
+    train(recorder, model, recorder._controller.plan.owners.optimizers[0], run)
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("dualform: ")]
 
 

@@ -78,7 +78,7 @@ def test_a_square_first_batch_is_refused_where_rows_are_said(tmp_path):
     for said in ({"label": np.arange(4)}, {"word": np.zeros((4, 4), int)}, {"mask": np.ones((4, 4), bool)}):
         opened = opened_on(Plain(3, 2), tmp_path / "m")
         with opened.recorder, pytest.raises(RecordingError) as caught:
-            one_step(opened, opened.recorder._training.plan.model, torch.randn(4, 4, 3), **said)
+            one_step(opened, opened.recorder._controller.plan.model, torch.randn(4, 4, 3), **said)
         assert str(caught.value) == (
             "the batch axis of [4, 4] cannot be told: it is square. Pass batch_dim=0 to recorder.step, or "
             "batch_dim=1 if the batch is the second axis."

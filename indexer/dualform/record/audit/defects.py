@@ -1,4 +1,4 @@
-"""What makes a layer inexact, reported once for each kind."""
+"""What cannot be recorded, or makes a layer inexact: refused at first, reported once for each kind later."""
 
 from __future__ import annotations
 
@@ -10,61 +10,62 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.errors import RecordingError
 from dualform.record.audit.drift import roundoff
-from dualform.record.audit.parameters import RecordedParameter, RecordedParameters
+from dualform.record.audit.parameters import RecordedParameters
 from dualform.record.audit.pending import StepGradient
 from dualform.record.audit.scale import Gradient
 from dualform.record.layout import HALVED
 from dualform.record.ranks import held
-from dualform.record.taps import Tap
 from dualform.rules.half_precision import lost
 from dualform.store.batch import UNEXPLAINED, Defect
 
 
-class LayerDefects:
-    """Of the layers that have slots, collected until a batch takes them along."""
+class Defects:
+    """What a record does not tell of the training: refused until the first step is over, for then it can still be put
+    right; afterwards a defect of the layers, for recording ends no training.
+    """
 
-    def __init__(self, parameters: RecordedParameters, told: set[tuple[str, str]]) -> None:
-        """`told`: what of which layer was told of already, of all optimizers."""
-        self._parameters = parameters
-        self.taps: list[Tap] = []
-        """Those that have slots."""
-        self.joined: set[int] = set()
-        """Parameters of layers that have slots, by index."""
-        self.joined_names: set[str] = set()
-        self._told = told
+    def __init__(self) -> None:
+        self.steps = 0
+        """Steps recorded so far."""
+        self.begun = False
+        """Whether the first step is over, so that there is a memory."""
+        self.slotted: set[str] = set()
+        """Layers that have slots."""
+        self.missing: dict[str, str] = {}
+        """Layer -> why it had no slots when it was last called."""
+        self._kinds = set[tuple[str, str]]()
+        """Layers and kinds of their defects that were noted."""
         self._found: list[Defect] = []
 
-    def join(self, taps: Sequence[Tap]) -> None:
-        """These layers have slots from now on."""
-        self.taps += taps
-        names = {tap.name for tap in self.taps}
-        self.joined = {i for i, parameter in enumerate(self._parameters) if names.intersection(parameter.layers)}
-        self.joined_names = {self._parameters[index].name for index in self.joined}
+    @property
+    def last(self) -> int:
+        """The last recorded step; 0 before there is one."""
+        return max(self.steps - 1, 0)
 
-    def layers_of(self, parameter: RecordedParameter) -> list[str]:
-        """Those that have slots."""
-        joined = {tap.name for tap in self.taps}
-        return [layer for layer in parameter.layers if layer in joined]
+    def refuse(self, what: str, hint: str) -> None:
+        """Raises RecordingError until the first step is over."""
+        if not self.begun:
+            raise RecordingError(f"{what}.", hint=hint)
 
-    def tell(self, step: int, layer: str, kind: str, reason: str) -> None:
-        """Note what may make a layer inexact from `step` on; once for each kind."""
-        if (layer, kind) not in self._told:
-            self._told.add((layer, kind))
-            self._found.append(Defect(step, layer, reason))
+    def note(self, step: int, layers: Iterable[str], kind: str, reason: str) -> None:
+        """Why those of some layers that have slots may be inexact from a step on; once for each layer and kind."""
+        for layer in layers:
+            if layer in self.slotted and (layer, kind) not in self._kinds:
+                self._kinds.add((layer, kind))
+                self._found.append(Defect(step, layer, reason))
 
-    def told_of(self, index: int, kind: str) -> bool:
-        """Whether all layers of a parameter were told of already."""
-        return all((layer, kind) in self._told for layer in self.layers_of(self._parameters[index]))
+    def note_or_miss(self, step: int, reasons: Mapping[str, str], kind: str) -> None:
+        """As `note`, of each layer for a reason of its own; where it has no slots, that is why."""
+        for layer, reason in reasons.items():
+            self.note(step, [layer], kind, reason)
+            if layer not in self.slotted:
+                self.missing[layer] = reason
 
-    def tell_of(self, step: int, index: int, kind: str, reason: str) -> None:
-        """Of the layers of a parameter."""
-        for layer in self.layers_of(self._parameters[index]):
-            self.tell(step, layer, kind, reason)
-
-    def tell_all(self, step: int, kind: str, reason: str) -> None:
-        for tap in self.taps:
-            self.tell(step, tap.name, kind, reason)
+    def noted(self, layers: Iterable[str], kind: str) -> bool:
+        """Whether all of some layers that have slots were noted already."""
+        return all((layer, kind) in self._kinds for layer in layers if layer in self.slotted)
 
     def take(self) -> list[Defect]:
         """What no batch has taken along yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import isnan
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dualform.record.audit.defects import LayerDefects, LoneFactors, unexplained_gradients
+from dualform.record.audit.defects import Defects, LoneFactors, unexplained_gradients
 from dualform.record.audit.drift import roundoff
 from dualform.record.audit.parameters import RecordedParameters, WatchedImage
 from dualform.record.audit.pending import PendingGradients
@@ -27,7 +27,7 @@ from dualform.record.slots.agreement import Agreement
 from dualform.record.slots.step_record import Pass
 from dualform.record.taps import Tap
 from dualform.rules import UpdateRule
-from dualform.store.batch import Defect, Factor, ParameterGroup, Product, RoundingGradient, StepLog, WatchLog
+from dualform.store.batch import Factor, ParameterGroup, Product, RoundingGradient, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
 
@@ -47,8 +47,8 @@ class Training:
     """This process among those whose gradients are averaged."""
     agreement: Agreement
     """The spaces that they must agree on."""
-    told: set[tuple[str, str]] = field(default_factory=set)
-    """What of which layer was told of already, whichever optimizer it was found with."""
+    defects: Defects
+    """Of the layers of all optimizers."""
 
 
 Row: TypeAlias = tuple[str, Tensor, Tensor | None, Product | None]
@@ -68,7 +68,7 @@ class Updates:
         measured: int = 0,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since the training began.
-        `taps` are all layers that may get slots; what is told begins for each once it has some (`join`). Without values
+        `taps` are all layers that may get slots. Without values
         nothing can be rebuilt that gradients would have to explain; where no layer has any, an update is taken to use
         all steps since the last one. `own`: which parameters the optimizer holds, where there are several. `measured`:
         how many updates were, before the training was resumed.
@@ -85,14 +85,14 @@ class Updates:
         self._lone = LoneFactors(self._parameters)
         watched = WatchedImage.of(self._parameters, self._rule if valued else None, training.halved, generator)
         self._entries = watched.entries
-        self.defects = LayerDefects(self._parameters, training.told)
+        self._taps, self._defects = taps, training.defects
         self.weights = ObservedWeights(
             self._parameters,
             watched,
             training.initial,
             training.buffers,
             Replacements(self._parameters, training.model, optimizer, watched.seen or self._rule),
-            self.defects,
+            self._defects,
             self._total if self._parameters.sharded else lambda own: own,
         )
         self._fits = None
@@ -110,6 +110,12 @@ class Updates:
     def measured(self) -> int:
         """How many updates were measured, those before the training was resumed among them."""
         return 0 if self._factors is None else self._factors.updates
+
+    @property
+    def _joined(self) -> list[int]:
+        """Indices of the parameters of layers that have slots."""
+        slotted = self._defects.slotted
+        return [index for index, own in enumerate(self._parameters) if not slotted.isdisjoint(own.layers)]
 
     @property
     def awaited(self) -> bool:
@@ -254,12 +260,9 @@ class Updates:
         """The optimizer updates although nothing was recorded since its last update."""
         self.weights.follow(step)
         self.weights.observe(step)
-        for tap in self.defects.taps:
-            if any(parameter.grad is not None for parameter in tap.trained):
-                self.defects.tell(
-                    step, tap.name, "stray", f"the optimizer stepped outside recorder.step at step {step}, "
-                    "with gradients that no slot holds"
-                )  # fmt: skip
+        moved = [tap.name for tap in self._taps if any(own.grad is not None for own in tap.trained)]
+        what = f"the optimizer stepped outside recorder.step at step {step}, with gradients that no slot holds"
+        self._defects.note(step, moved, "stray", what)
 
     def finish(self, step: int, together: bool = False) -> None:
         """The recording ends or is flushed, `step` being its last: look at the weights once more; where several ranks
@@ -273,7 +276,7 @@ class Updates:
     def tell_parted(self, step: int) -> None:
         """Note where the ranks do not measure together any more."""
         if self._ranks is not None and self._ranks.parted:
-            self.defects.tell_all(step, "ranks", self._ranks.parted)
+            self._defects.note(step, [tap.name for tap in self._taps], "ranks", self._ranks.parted)
 
     def _settings(self) -> tuple[ParameterGroup, ...]:
         """Of each parameter group, under the rule's names."""
@@ -284,12 +287,12 @@ class Updates:
             self._failure = error
             return tuple(ParameterGroup(UpdateRule.read(self._rule, group)) for group in self._optimizer.param_groups)
 
-    def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
+    def take(self) -> tuple[list[StepLog], list[WatchLog]]:
         """What no batch has taken along yet."""
         # A layer that has no slots here may have some on another rank, for which the first rank's log speaks.
-        joined = self.defects.joined_names
+        joined = {self._parameters[index].name for index in self._joined}
         watched = [row for row in self.weights.take() if self._ranks is not None or row.parameter in joined]
-        taken, self._logs = (self._logs, self.defects.take(), watched), []
+        taken, self._logs = (self._logs, watched), []
         return taken
 
     def _logged(
@@ -300,10 +303,10 @@ class Updates:
         alone: Mapping[int, RoundingGradient],
     ) -> tuple[Factor, ...]:
         """Of the parameters of layers with slots, and of what else the optimizer updates: it may get slots later."""
-        logged = list[Factor]()
+        logged, joined = list[Factor](), set(self._joined)
         for index, (parameter, factor) in enumerate(zip(self._parameters, factors, strict=True)):
             skipped = isnan(factor)
-            if index in self.defects.joined or not skipped:
+            if index in joined or not skipped:
                 known = None if skipped else factor
                 own = alone.get(index)
                 logged.append(Factor(parameter.name, groups[index], known, residuals[index], alone=own))
@@ -321,9 +324,11 @@ class Updates:
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
         used = self._pending.since(gradient.first_step)
-        joined = [index for index in sorted(self.defects.joined) if not self.defects.told_of(index, "gradient")]
+        joined = [
+            index for index in self._joined if not self._defects.noted(self._parameters[index].layers, "gradient")
+        ]
         for index, why in unexplained_gradients(self._parameters, joined, gradient, used, dtypes, step):
-            self.defects.tell_of(step, index, "gradient", why)
+            self._defects.note(step, self._parameters[index].layers, "gradient", why)
 
 
 class AllUpdates:
@@ -361,10 +366,6 @@ class AllUpdates:
         """Whether an update of an optimizer moves any layer now: torch's optimizers pass over what has no gradient."""
         own = (p for tap in self._taps[number] for p in tap.trained if self._owners.of(p) == number)
         return any(parameter.grad is not None for parameter in own)
-
-    def join(self, taps: Sequence[Tap]) -> None:
-        for own, layers in zip(self._each, self._layers, strict=True):
-            own.defects.join([tap for tap in taps if tap.name in layers])
 
     def add(self, step: int, rows: Sequence[Row], fresh: Mapping[int, bool]) -> bool:
         """As Updates has it; `fresh`: by optimizer."""
@@ -421,20 +422,16 @@ class AllUpdates:
         for own in self._each:
             own.finish(step, together)
 
-    def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
-        self._each[0].defects.tell(step, layer, kind, reason)
-
     def tell_parted(self, step: int) -> None:
         for own in self._each:
             own.tell_parted(step)
 
-    def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
+    def take(self) -> tuple[list[StepLog], list[WatchLog]]:
         """What no batch has taken along yet."""
         taken = [own.take() for own in self._each]
-        defects = [defect for _, own, _ in taken for defect in own]
-        watched = sorted((row for *_, own in taken for row in own), key=lambda row: row.step)
-        logs = [log for log, _, _ in taken]
-        return logs[0] if len(logs) == 1 else list(self._joined(logs)), defects, watched
+        watched = sorted((row for _, own in taken for row in own), key=lambda row: row.step)
+        logs = [log for log, _ in taken]
+        return logs[0] if len(logs) == 1 else list(self._joined(logs)), watched
 
     def _joined(self, logs: Sequence[Sequence[StepLog]]) -> Iterator[StepLog]:
         """One log a step of those of all optimizers; one more where a step's log was taken and another update came."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dualform.record.audit.defects import LayerDefects
+from dualform.record.audit.defects import Defects
 from dualform.record.audit.drift import Watch
 from dualform.record.audit.parameters import RecordedParameters, WatchedImage
 from dualform.record.audit.scale import Gradient
@@ -164,7 +164,7 @@ class ObservedWeights:
         initial: Mapping[str, NDArray[Any]],
         buffers: Buffers,
         replacements: Replacements,
-        defects: LayerDefects,
+        defects: Defects,
         total: Callable[[Doubles], Doubles] = lambda own: own,
     ) -> None:
         """`initial`, `buffers` and `total`: as Watch says."""
@@ -227,7 +227,7 @@ class ObservedWeights:
         for index in self._watch.take_written():
             after = max(step, 0)
             what = f"weights were changed outside the optimizer's update, after that of step {after}"
-            self._defects.tell_of(after, index, "written", what)
+            self._defects.note(after, self._parameters[index].layers, "written", what)
 
     def _tell_inside(self, step: int, changed: NDArray[np.bool_]) -> None:
         """Weights `changed` inside a step before its update, which began with others than the last one had left; of
@@ -240,7 +240,7 @@ class ObservedWeights:
                     f"weights were changed inside step {step + 1}, before its update; where SAM moves them, its first "
                     "pass belongs into the step, too"
                 )
-                self._defects.tell_of(max(step, 0), index, "inside", what)
+                self._defects.note(max(step, 0), self._parameters[index].layers, "inside", what)
 
     def follow(self, step: int) -> None:
         """Look at the tensors that stand in the places of the recorded ones from now on."""
@@ -248,12 +248,12 @@ class ObservedWeights:
             if self._watch is not None:
                 self._watch.follow(index)
             name, after = self._parameters[index].name, max(step, 0)
-            self._defects.tell_of(after, index, "replaced", f"{name} {what} at step {after}")
+            self._defects.note(after, self._parameters[index].layers, "replaced", f"{name} {what} at step {after}")
 
     def check_buffers(self, step: int) -> None:
         """Tell of buffers of the optimizer's that are not, before `step`, as its last update left them."""
         for index, what in self._replacements.of_buffers():
-            self._defects.tell_of(step, index, "buffer", f"{what} before step {step}")
+            self._defects.note(step, self._parameters[index].layers, "buffer", f"{what} before step {step}")
             if self._watch is not None:
                 self._watch.doubt(index)
 
@@ -286,7 +286,8 @@ class ObservedWeights:
         """The watch goes on without its rule, and knows nothing from this update on."""
         assert self._watched.seen is not None
         what = f"update rule {self._watched.seen.name!r} raised {type(error).__name__} at step {step}: {error}"
-        self._defects.tell_all(step, "rule", what)
+        for parameter in self._parameters:
+            self._defects.note(step, parameter.layers, "rule", what)
         self.stop()
 
     def take(self) -> list[WatchLog]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from dualform.errors import RecordingError
 from dualform.record.layout import HALVED
 from dualform.record.ranks import TrainingShard, is_sharded, whole
 from dualform.record.setup.budget import BudgetPlan
-from dualform.record.setup.optimizers import Owners, buffers_of, rule_of, united, why_no_rule
+from dualform.record.setup.optimizers import Owners, buffers_of, halved_parameters, rule_of, united, why_no_rule
 from dualform.record.setup.resume import Resumption
 from dualform.record.sink import Sink
 from dualform.record.taps import Tap
@@ -25,21 +25,6 @@ from dualform.rules import settings_of
 from dualform.store.batch import Header, Mark, digest_of, named_buffers
 from dualform.store.layer import Layer, Parameter, StoredOptimizer, as_matrix
 from dualform.store.weights import Buffers
-
-
-@dataclass
-class Progress:
-    """Of one recording, which everything that belongs to it looks at."""
-
-    steps: int = 0
-    """Steps recorded so far."""
-    begun: bool = False
-    """Whether there is a memory: until then what cannot be recorded is refused, later it is a defect."""
-
-    @property
-    def last(self) -> int:
-        """The last recorded step; 0 before there is one."""
-        return max(self.steps - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -72,6 +57,16 @@ class Plan:
     """Whether each rank holds a part of the model alone."""
     keep_random: bool = False
     """Whether to store the states of the random number generators."""
+
+    @cached_property
+    def valued(self) -> set[str]:
+        """The layers that have values."""
+        return {tap.name for tap in self.taps if tap.values}
+
+    @property
+    def number(self) -> int:
+        """Of this process; the first one, 0, speaks for all."""
+        return 0 if self.ranks is None else self.ranks.number
 
 
 def name_alike(taps: Sequence[Tap]) -> None:
@@ -145,10 +140,17 @@ def _check_ranges(tap: Tap, block: Parameter, height: int, width: int | None) ->
             )
 
 
+StateDict: TypeAlias = Mapping[str, NDArray[Any]]
+"""Every tensor of a model's state dict, copied."""
+
+
 def state_of(model: nn.Module, shard: TrainingShard | None = None) -> dict[str, NDArray[Any]]:
     """Every tensor of the state dict, copied; `shard` and what it raises: as `arrays` says."""
-    held = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    return arrays(held, shard)
+    return arrays(_tensors(model), shard)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def arrays(tensors: Mapping[str, Tensor], shard: TrainingShard | None = None) -> dict[str, NDArray[Any]]:
@@ -161,107 +163,100 @@ def arrays(tensors: Mapping[str, Tensor], shard: TrainingShard | None = None) ->
     return {name: np.array(_plain(parted.get(name, tensor).detach().cpu())) for name, tensor in tensors.items()}
 
 
-def mark_of(model: nn.Module, buffers: Buffers, step: int, updates: tuple[int, ...]) -> Mark:
-    """How a training stands once so many steps were taken; one tensor at a time is copied."""
-    held = ((name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor))
-    weights = digest_of((name, arrays({name: value})[name]) for name, value in held)
-    return Mark(step, weights, digest_of(named_buffers(buffers)), updates)
-
-
 def _plain(tensor: Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-class Start:
+class InitialState:
     """The network before the first recorded step: what was trained earlier is part of W_0."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        owners: Owners,
-        taps: Sequence[Tap],
-        halved: Mapping[str, str],
-        initial: Mapping[str, NDArray[Any]] | None = None,
-        ranks: TrainingShard | None = None,
-    ) -> None:
-        """`halved`: as Header says; `initial`: the model's state dict, where it was taken before; `ranks`: this process
-        among those that the model may be sharded over. Raises RecordingError where they have parted.
+    def __init__(self, plan: Plan, initial: StateDict | None = None) -> None:
+        """`initial`: the model's state dict, where it was taken before. Raises RecordingError where ranks that hold
+        parts of the model have parted.
         """
+        taps, self._plan = plan.taps, plan
         name_alike(taps)
-        self._halved = halved
-        self._owners, self._ranks = owners, ranks
-        self._rules = [rule_of(optimizer) for optimizer in owners.optimizers]
-        self._optimizers = [self._stored(number, taps) for number in range(len(self._rules))]
-        self.initial: Mapping[str, NDArray[Any]] = state_of(model, ranks) if initial is None else initial
-        """Every tensor of the state dict; of those that are sharded, the rows of this process, or all on the first."""
-        self.aliases = {name: known for name, known in aliases_of(model, taps).items() if name in self.initial}
-        """Further names of recorded parameters in the state dict -> the name they are recorded under."""
-        self._parameters = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
+        # Ranks add gradients up in half precision, in an order that nobody knows.
+        self.halved = halved_parameters(plan.owners, taps) if plan.ranks is None else {}
+        """As Header says."""
+        self._shard = plan.ranks if plan.sharded else None
+        self._rules = [rule_of(optimizer) for optimizer in plan.owners.optimizers]
+        self._optimizers = [self._stored(number) for number in range(len(self._rules))]
+        self.initial: StateDict = state_of(plan.model, self._shard) if initial is None else initial
+        """Of tensors that are sharded, the rows of this process, or all on the first."""
+        self._parameters = {block.name: tensor for tap in taps for block, tensor in tap.parameters.items()}
+        recorded = {id(tensor): block.name for tap in taps for block, tensor in tap.parameters.items()}
+        named = (plan.model.named_parameters, plan.model.named_buffers)
+        held = [(name, recorded.get(id(own), name)) for every in named for name, own in every(remove_duplicate=False)]
+        self.aliases = {name: known for name, known in held if known != name and name in self.initial}
+        """Names under which the state dict has a recorded parameter's own tensor once more -> the recorded name."""
         self.buffers: Buffers = self.buffers_now()
-        """What the optimizer keeps, by parameter and the optimizer's own name for it, of those that have any."""
-
-    def _stored(self, number: int, taps: Sequence[Tap]) -> StoredOptimizer:
-        """An optimizer as the memory names it, with its blocks of all layers that may be recorded."""
-        optimizer, rule = self._owners.optimizers[number], self._rules[number]
-        held = [
-            place.block_name for tap in taps for place, own in tap.parameters.items() if self._owners.of(own) == number
-        ]
-        blocks = tuple(dict.fromkeys(held)) if number else ()
-        name = "" if rule is None else rule.name
-        return StoredOptimizer(type(optimizer).__name__, name, why_no_rule(optimizer), blocks)
+        """What the optimizers keep, by parameter and the optimizer's own name for it, of those that have any."""
 
     @property
     def why_no_rule(self) -> Sequence[str]:
         """Why weights cannot be rebuilt, of each optimizer that has no rule, as the memory will say it."""
         return [optimizer.reason for optimizer in self._optimizers if optimizer.reason]
 
+    def weights_now(self) -> StateDict:
+        """As `initial`, at this moment; raises as the constructor."""
+        return state_of(self._plan.model, self._shard)
+
     def buffers_now(self) -> Buffers:
         """As `buffers`, at this moment."""
         found: dict[str, dict[str, NDArray[Any]]] = {}
-        for number, (optimizer, rule) in enumerate(zip(self._owners.optimizers, self._rules, strict=True)):
-            own = {name: tensor for name, tensor in self._parameters.items() if self._owners.of(tensor) == number}
+        for name, tensor in self._parameters.items():
+            owner = self._plan.owners.of(tensor)
+            rule = self._rules[owner]
             kinds = () if rule is None else (*rule.buffers, *rule.statistics)
-            places = [(name, kind) for name in own for kind in kinds]
-            held = [] if rule is None else buffers_of(optimizer, rule, own.values())
-            for (name, kind), buffer in zip(places, held, strict=True):
-                if buffer is not None:
-                    tensor = (
-                        buffer
-                        if isinstance(buffer, Tensor)
-                        else torch.tensor(float(buffer), dtype=torch.float64, device="cpu")
-                    )
-                    found.setdefault(name, {}).update(arrays({kind: tensor}, self._ranks))
+            kept = [] if rule is None else buffers_of(self._plan.owners.optimizers[owner], rule, [tensor])
+            numbers = {
+                kind: own if isinstance(own, Tensor) else torch.tensor(float(own), dtype=torch.float64, device="cpu")
+                for kind, own in zip(kinds, kept, strict=True)
+                if own is not None
+            }
+            if numbers:
+                found[name] = arrays(numbers, self._shard)
         return found
 
-    def header(
-        self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]
-    ) -> Header:
+    def mark(self, step: int, updates: tuple[int, ...]) -> Mark:
+        """How the training stands once so many steps were taken; one tensor at a time is copied."""
+        weights = digest_of((name, arrays({name: own})[name]) for name, own in _tensors(self._plan.model).items())
+        return Mark(step, weights, digest_of(named_buffers(self.buffers_now())), updates)
+
+    def header(self, layers: Sequence[Layer]) -> Header:
+        """Of a memory that begins with these layers."""
+        plan = self._plan
         first, *others = self._optimizers
         return Header(
-            path=path,
+            path=plan.path,
             layers=layers,
-            skipped=skipped,
+            skipped=dict(plan.skipped),
             optimizer=first.name,
             rule=first.rule,
-            settings=united([settings_of(optimizer.rule) for optimizer in self._optimizers]),
+            settings=united([settings_of(own.rule) for own in self._optimizers]),
             reason=first.reason,
             further_optimizers=others,
             initial=self.initial,
             buffers=self.buffers,
-            label_names=label_names,
+            label_names=plan.label_names,
             aliases=self.aliases,
-            halved=self._halved,
+            halved=self.halved,
+            sampling=None if plan.budget is None else plan.budget.rule,
         )
 
-
-def aliases_of(model: nn.Module, taps: Sequence[Tap]) -> dict[str, str]:
-    """Names under which a model holds a recorded parameter once more -> the recorded name.
-
-    A name counts where it holds the very same tensor object: a copy with the same numbers is a parameter of its own.
-    """
-    recorded = {id(tensor): place.name for tap in taps for place, tensor in tap.parameters.items()}
-    held = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return {name: recorded[id(tensor)] for name, tensor in held if recorded.get(id(tensor), name) != name}
+    def _stored(self, number: int) -> StoredOptimizer:
+        """An optimizer as the memory names it, with its blocks of all layers that may be recorded."""
+        owners, rule = self._plan.owners, self._rules[number]
+        blocks = {
+            block.block_name: None
+            for tap in self._plan.taps
+            for block, own in tap.parameters.items()
+            if number and owners.of(own) == number
+        }
+        optimizer = owners.optimizers[number]
+        name = "" if rule is None else rule.name
+        return StoredOptimizer(type(optimizer).__name__, name, why_no_rule(optimizer), tuple(blocks))
 
 
 def layers_again(layers: Sequence[Layer], plan: Plan) -> list[Layer]:

@@ -144,7 +144,7 @@ class DiskForecast:
 
     def _warn(self, what: str) -> None:
         hint = "Record fewer layers (layers=), or set a budget=."
-        warnings.warn(f"the disk may not hold the memory: {what}. {hint}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"the disk may not hold the memory: {what}. {hint}", RuntimeWarning, stacklevel=6)
 
 
 def free_bytes(path: Path) -> int | None:
