@@ -137,7 +137,7 @@ def check_layer(layer: str | None) -> None:
 
 
 def check_score(score: str) -> None:
-    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds/)."""
+    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/algebra.py)."""
     if not isinstance(score, str):
         raise BadInput(
             f"score must be the name of a score, not {shown(score)}.", hint='For example score="abs".', field="score"

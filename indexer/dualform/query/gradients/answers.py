@@ -318,7 +318,7 @@ def gradient_top_k(view: View, question: GradientTopK, examples: ExampleGradient
 def _screened(scores: GradientScores, space: str, k: int, check: Check) -> Sequence[NDArray[np.int64] | None] | None:
     """By example, the slots that can be among its k best; None where all have to be scored, or no screen could help."""
     screen: Screen | None = getattr(scores.view.backend, "screen", None)
-    if screen is None or not screen.weighs or k * _ONE_IN > scores.view.snapshot.space(space).count:
+    if screen is None or k * _ONE_IN > scores.view.snapshot.space(space).count:
         return None
     return candidates(scores, space, k, screen, check)
 

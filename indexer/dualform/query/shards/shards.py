@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from dualform.query.groups import Groups, Members, group_entries
 from dualform.query.resolved import Resolved
-from dualform.query.score import kinds
+from dualform.query.score import algebra
 from dualform.query.score.canonical import score_every, score_rows
 from dualform.query.score.key_rows import key_rows
 from dualform.query.search.scan import Ranked, Search, best_of_cells
@@ -150,7 +150,7 @@ class AbsoluteShare:
         assert groups is not None, "a sum has columns to group by"
         grouping = Grouping(shard.part, layer, groups, shard.selected(layer, self.source, check), check)
         known = grouping.key_sums().sums[self.groups]
-        return grouping.absolute(self.groups, known, score_rows(known, self.queries), self.queries)
+        return grouping.absolute_of(self.groups, known, score_rows(known, self.queries), self.queries)
 
 
 class ShardsBest(NamedTuple):
@@ -175,8 +175,8 @@ class BestShare:
         selection = shard.selected(layer, self.source, check)
         groups = shard.grouped(layer, self.source, self.by, check)
         rows = key_rows(shard.part, layer.name, selection, check)
-        search = Search(shard.part, layer.name, rows, groups, self.k, check)
-        found = best(search, kinds.named(self.score).searchers(shard.part.backend), self.queries)
+        score = algebra.named(self.score)
+        found = best(Search.of(score, shard.part, layer.name, rows, groups, self.k, self.queries, check))
         places = shard.rows.places(layer.name)
         counts = np.array([selection.count]) if groups is None else groups.counts
         return ShardsBest([(places[entries], scores) for entries, scores in found], np.minimum(counts, self.k))
@@ -426,7 +426,7 @@ class Shards:
     def absolute(
         self, grouping: Grouping, groups: NDArray[np.int64], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """float64[n, g]: as Grouping.absolute."""
+        """float64[n, g]: as Grouping.absolute_of."""
         layer, selection = grouping.layer, grouping.selection
         share = AbsoluteShare(layer.name, _source(selection), grouping.groups.by, queries, groups)
         found: NDArray[np.float64] = np.sum(self._ask(share, layer, selection, grouping.check), axis=0)

@@ -8,7 +8,7 @@ A sum of inner products is one inner product with the group's sum of keys, sum_t
 sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product is that
 of canonical.py. Where there are so many groups that their sums would be about as large as the keys, as token positions
 may be, the scores of their slots are added instead, in slot order. Each score chooses between the two, or brings a
-third (query/score/kinds.py). Either way also divides each key by a number of its own.
+third (absolute sums, below). Either way also weighs each key by a number of its own.
 
 Sums of absolute scores that need every score: a scan over stored rows, each counted as often as a group has it.
 
@@ -38,7 +38,7 @@ from dualform import kernels
 from dualform.kernels import arguments, sums as loops
 from dualform.kernels.workers import cores, divide
 from dualform.query.groups import Groups
-from dualform.query.score.canonical import FLOAT32, norms, overflows, score_every
+from dualform.query.score.canonical import FLOAT32, norms, overflows, score_every, score_rows
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.sums.key_sums import KeySums, added_in_order, begins, key_sums, stored_key_sums
 from dualform.query.view import Check, View
@@ -321,13 +321,16 @@ BATCH = 16
 """Queries whose scores of every slot are held at once."""
 
 
-class RowDivisors(NamedTuple):
-    """What the key of each stored row is divided by before it is added up."""
+class KeyWeights(NamedTuple):
+    """What the key of each entry is multiplied by before it is added up, or divided."""
 
-    name: str
-    """Tells these numbers from others of the same layer."""
-    numbers: NDArray[np.float64]
-    """float64[R]."""
+    name: tuple[object, ...]
+    """Tells these numbers from others of the same layer and mask."""
+    of: Callable[[int], NDArray[np.float64]]
+    """float64[m] for a query by its number, in the order of the groups' entries."""
+    divided: bool = False
+    shared: bool = True
+    """Whether all queries have the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,54 +357,41 @@ class Grouping:
         """Raises Inexact where a key is not finite."""
         return key_rows(self.view, self.layer.name, self.selection, self.check)
 
-    def key_sums(self, divisors: RowDivisors | None = None) -> KeySums:
-        """Raises Inexact where a key is not finite."""
-        name, numbers = divisors or ("", None)
-        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, name)
-        shards = self.elsewhere
+    def sums(self, queries: NDArray[np.float32], weights: KeyWeights | None = None) -> NDArray[np.float64]:
+        """float64[n, G]: the sums of each group's weighed inner products. Raises Inexact where a key is not finite."""
+        if self.many or (weights is not None and not weights.shared):
+            return self.by_slot(queries, weights)
+        return score_rows(self.key_sums(weights).sums, queries)
+
+    def key_sums(self, weights: KeyWeights | None = None) -> KeySums:
+        """Raises Inexact where a key is not finite. Sums of multiplied keys are not kept on disk."""
+        shards, memory = self.elsewhere if weights is None else None, self.view.snapshot
 
         def made() -> KeySums:
-            if shards is not None and divisors is None:
+            if shards is not None:
                 return shards.key_sums(self)
-            return stored_key_sums(self.view.snapshot, self.layer.name, self.groups, self.check, numbers)
+            numbers, divided = (None, False) if weights is None else (weights.of(0), weights.divided)
+            if weights is None or divided:
+                return stored_key_sums(memory, self.layer.name, self.groups, self.check, numbers)
+            return key_sums(memory.keys(self.layer.name).passing(first=True), self.groups, self.check, numbers)
 
+        name = () if weights is None else weights.name
+        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, *name)
         sums = self.view.cache.get(key, made, self.check)
         if not sums.finite:
             self.rows()  # refuses, and names the slot
         return sums
 
-    def scaled_key_sums(self, name: tuple[object, ...], factors: NDArray[np.float64]) -> NDArray[np.float64]:
-        """float64[G, d]: as `key_sums`, each key times the factor float64[m] of its entry, in the order of the groups'
-        entries. `name` tells these factors from others of the layer under the same mask. Not kept on disk.
+    def by_slot(
+        self, queries: NDArray[np.float32], weights: KeyWeights | None = None, absolute: bool = False
+    ) -> NDArray[np.float64]:
+        """float64[n, G]: the inner products of all slots, weighed, or their absolute values, added in slot order.
 
         Raises Inexact where a key is not finite.
         """
-
-        def made() -> KeySums:
-            keys = self.view.snapshot.keys(self.layer.name)
-            return key_sums(keys.passing(first=True), self.groups, self.check, factors=factors)
-
-        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, *name)
-        sums = self.view.cache.get(key, made, self.check)
-        if not sums.finite:
-            self.rows()  # refuses, and names the slot
-        return sums.sums
-
-    def by_slot(
-        self,
-        queries: NDArray[np.float32],
-        of: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
-        divisors: RowDivisors | None = None,
-        factors_of: Callable[[int], NDArray[np.float64]] | None = None,
-    ) -> NDArray[np.float64]:
-        """float64[n, G]: the inner products of all slots, or what `of` makes of them, added in slot order.
-
-        `of` may write over them. `factors_of` gives float64[m] for a query: what the product of each entry is
-        multiplied by before it is added. Raises Inexact where a key is not finite.
-        """
         groups, index = self.groups, None
         sums = np.empty((len(queries), len(groups.counts)))
-        shards = self.elsewhere if divisors is None else None
+        shards = self.elsewhere if weights is None else None
         if shards is None:
             rows = self.rows()
             own = rows.rows_of(groups.entries)
@@ -413,18 +403,35 @@ class Grouping:
                 products = shards.scores(self.layer, self.selection, groups.entries, batch, self.check)
             else:
                 products = score_every(rows.keys, own, batch, self.check)
-            if divisors is not None:
-                products /= divisors.numbers[own]
-            for i, scores in enumerate(products if of is None else of(products), start):
+            if absolute:
+                np.abs(products, out=products)
+            for query, scores in enumerate(products, start):
                 self.check()
                 terms = scores if index is None else scores[index]
-                if factors_of is not None:
-                    terms = terms * factors_of(i)
-                sums[i] = np.bincount(groups.numbers, terms, minlength=len(groups.counts))
+                if weights is not None:
+                    terms = (np.divide if weights.divided else np.multiply)(terms, weights.of(query))
+                sums[query] = np.bincount(groups.numbers, terms, minlength=len(groups.counts))
             del products, scores, terms  # as large as all else, and not to be held beside the next batch's
         return sums
 
-    def absolute(
+    def absolute(self, queries: NDArray[np.float32]) -> NDArray[np.float64]:
+        """float64[n, G]: the sums of absolute inner products, to 1e-6 relative. Raises Inexact where a key is not
+        finite.
+
+        Where neither a group's keys nor the query change sign, as after a relu, no product changes sign either, and
+        the sum of absolute values is the absolute value of the sum. Other groups need every product.
+        """
+        if self.many:
+            return self.by_slot(queries, absolute=True) if self.elsewhere else self._absolute_scan().every(queries)
+        known = self.key_sums()
+        sums, additive = score_rows(known.sums, queries), one_sign(known, queries)
+        if not additive.all():
+            some, mixed = np.flatnonzero(~additive.all(axis=1)), np.flatnonzero(~additive.all(axis=0))
+            cells = np.ix_(some, mixed)
+            sums[cells] = self.absolute_of(mixed, known.sums[mixed], sums[cells], queries[some])
+        return np.abs(sums, out=sums)
+
+    def absolute_of(
         self,
         chosen: NDArray[np.int64],
         sums: NDArray[np.float64],
@@ -439,12 +446,6 @@ class Grouping:
             return self.elsewhere.absolute(self, chosen, queries)
         return self._absolute_scan().sums(chosen, sums, signed, queries)
 
-    def every_absolute(self, queries: NDArray[np.float32]) -> NDArray[np.float64]:
-        """float64[n, G]: sums of absolute inner products where groups are `many`. Raises as `absolute`."""
-        if self.elsewhere is not None:
-            return self.by_slot(queries, lambda products: np.abs(products, out=products))
-        return self._absolute_scan().every(queries)
-
     def _absolute_scan(self) -> AbsoluteScan:
         return AbsoluteScan(self.view, self.layer.name, self.rows(), self.groups, self.check)
 
@@ -452,3 +453,10 @@ class Grouping:
 def many(width: int, groups: int) -> bool:
     """Whether key sums take more room than they are worth. Nothing else may matter, because this decides bits."""
     return 8 * width * groups > BUDGET
+
+
+def one_sign(sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """bool[n, G]: where no inner product of a group's keys with a query has another sign than the others."""
+    of_query = (queries.min(axis=1, initial=0) >= 0) | (queries.max(axis=1, initial=0) <= 0)
+    found: NDArray[np.bool_] = of_query[:, None] & sums.one_sign
+    return found

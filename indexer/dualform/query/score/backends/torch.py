@@ -79,6 +79,8 @@ _MIDDLE = 128
 """Codes of keys go from 0 to 255; a product of bytes takes them from -128 to 127."""
 _FEWEST = 32
 """Queries of a product, which torch wants to be more than 16."""
+_FACTOR_SLACK, _FACTOR_TINY, _PRODUCT_TINY = 2.0**-20, 2.0**-100, 2.0**-120
+"""What float32 may have rounded of a row's factors and of a product with them, as in kernels/screen.c."""
 _AT_ONCE = 1 << 24
 """Scores, of all queries and some rows."""
 
@@ -94,8 +96,6 @@ class DeviceScreen:
     """A Screen (screen.py), safe to use from several threads. Codes are made, and read from beside the keys, by the
     processor. `room` says how many bytes of the device are free: copies are kept there while they are enough.
     """
-
-    weighs = False
 
     def __init__(self, torch: Any, device: str, room: Callable[[], int], codes: CodesCache) -> None:
         self._torch, self._device, self._room, self.codes = torch, device, room, codes
@@ -121,7 +121,9 @@ class DeviceScreen:
             return Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.ones(n, bool))
         with undisturbed(self._torch, self._device):
             floors = self._torch.full((n, request.groups), -np.inf, dtype=self._torch.float32, device=self._device)
-            search = _Search(self._torch, request, self._queries(queries), floors)
+            given = () if (weighs := request.factors) is None else (weighs.most, weighs.least, weighs.spread)
+            factors = [self._upload(part) for part in given if part is not None]
+            search = _Search(self._torch, request, self._queries(queries), floors, factors)
             best = [floors[:, :0]] * request.groups
             found = []
             for source in keys.sources if request.sources is None else request.sources:
@@ -199,9 +201,11 @@ class _Search:
     queries: _Queries
     floors: Any
     """float32[n, groups]: at most the k-th greatest lower bound so far."""
+    factors: list[Any]
+    """float32[n or 1, R], as in RowFactors; none where products are not multiplied."""
 
-    def bounds(self, codes: _DeviceCodes) -> tuple[Any, Any]:
-        """float32[n, m], twice: lower and upper bounds of the scores."""
+    def bounds(self, codes: _DeviceCodes, first: int) -> tuple[Any, Any]:
+        """float32[n, m], twice: lower and upper bounds of the scores of some rows, from `first` on."""
         scale, low, residual, length = codes.numbers[:, None, :]
         own, _, total, norm, left, slack = self.queries.numbers[:, :, None]
         shift = _MIDDLE * self.queries.codes.sum(dim=1, dtype=self.torch.int32)
@@ -211,7 +215,18 @@ class _Search:
         error = residual * norm + length * left + low.abs() * slack
         if self.request.absolute:
             score = score.abs()
+        if self.factors:
+            rows = slice(first, first + score.shape[1])
+            most, least, *spread = (self._padded(own[:, rows], score.shape[1]) for own in self.factors)
+            size = self.torch.maximum(most.abs(), least.abs())
+            off = size * _FACTOR_SLACK + _FACTOR_TINY + (spread[0] if spread else 0.0)
+            error = error * size + (score.abs() + error) * off + _PRODUCT_TINY
+            score = self.torch.maximum(score * most, score * least)
         return score - error, score + error
+
+    def _padded(self, factors: Any, width: int) -> Any:
+        """With zeros for the rows that pad the last ones of the layer."""
+        return self.torch.nn.functional.pad(factors, (0, width - factors.shape[1]))
 
     def _products(self, one: Any, other: Any) -> Any:
         """int32[n, m] of int8 codes. On a processor without VNNI `_int_mm` adds pairs up in 16 bits, which overflow."""
@@ -222,7 +237,7 @@ class _Search:
 
         `best`: of each group float32[n, up to k], the greatest lower bounds so far.
         """
-        low, high = self.bounds(codes)
+        low, high = self.bounds(codes, first)
         low = low.nan_to_num(nan=-np.inf, neginf=-np.inf, posinf=np.inf)
         for g in range(self.request.groups):
             together = self.torch.cat([best[g], low[:, group == g]], dim=1)
@@ -249,13 +264,21 @@ class _Search:
 
 
 class TorchBackend:
-    name = "torch"
-    device = "cpu"
+    """On the processor, or on another device.
+
+    There the best rows are looked for in eight bits first, as on the processor, and keys stay while its memory has room
+    for them; what does not fit is copied for each question.
+    """
+
     library = "mkldnn"
     """Whose setting in torch.backends says how it multiplies."""
 
-    def __init__(self) -> None:
-        self._torch = _torch()
+    def __init__(self, name: str = "torch", device: str = "cpu", room: Callable[[], int] | None = None) -> None:
+        """`room()`: how many bytes of a device are free; None for the processor, which has the keys already."""
+        self.name, self._device, self._torch = name, device, _torch()
+        self._keys = self._upload if room is None else DeviceCopies(self._upload, room).get
+        if room is not None and kernels.library() is not None:  # codes are made by the compiled loops
+            self.screen = DeviceScreen(self._torch, device, room, CodesCache())
 
     @property
     def rounding(self) -> float:
@@ -265,63 +288,29 @@ class TorchBackend:
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         if forked():  # OpenMP would wait for threads of the parent's, as torch's own loaders know
             self._torch.set_num_threads(1)
-        with undisturbed(self._torch, self.device):
-            scores: NDArray[np.float32] = self._product(keys, queries).cpu().numpy()
+        with undisturbed(self._torch, self._device):
+            scores: NDArray[np.float32] = (self._upload(queries) @ self._keys(keys).T).cpu().numpy()
         return scores
-
-    def _product(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> Any:
-        return self._upload(queries) @ self._keys(keys).T
-
-    def _keys(self, keys: NDArray[np.float32]) -> Any:
-        return self._upload(keys)
 
     def _upload(self, rows: NDArray[np.float32]) -> Any:
         with warnings.catch_warnings():
             # Keys are read-only arrays; torch warns that it cannot know that nobody writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
-            return self._torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
+            return self._torch.from_numpy(np.ascontiguousarray(rows)).to(self._device)
 
 
-class TorchDeviceBackend(TorchBackend):
-    """Keys stay on the device while its memory has room for them; what does not fit is copied for each question.
-
-    The best rows are looked for in eight bits first, as on the processor. `room()` is how many bytes of the device are
-    free.
-    """
-
-    def __init__(self, device: str, room: Callable[[], int]) -> None:
-        super().__init__()
-        self.device = device
-        self._held = DeviceCopies(self._upload, room)
-        # Codes are made by the compiled loops.
-        if kernels.library() is not None:
-            self.screen = DeviceScreen(self._torch, device, room, CodesCache())
-
-    def _keys(self, keys: NDArray[np.float32]) -> Any:
-        return self._held.get(keys)
-
-    def top(
-        self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """As TopKBackend: only the best scores leave the device."""
-        with undisturbed(self._torch, self.device):
-            scores, rows = self._product(keys, queries).topk(k, dim=1)
-            return scores.cpu().numpy(), rows.cpu().numpy()
-
-
-class TorchCudaBackend(TorchDeviceBackend):
-    name = "torch-cuda"
-    library = "cuda"
-
-    def __init__(self) -> None:
-        cuda = _torch().cuda
-        if not cuda.is_available():
-            raise MissingPackage(
-                "torch sees no GPU.",
-                hint='Use backend="int8" or "numpy", or install a CUDA build of torch.',
-                field="backend",
-            )
-        super().__init__("cuda", lambda: int(cuda.mem_get_info()[0]))
+def cuda_backend() -> TorchBackend:
+    """Raises MissingPackage where torch sees no GPU."""
+    cuda = _torch().cuda
+    if not cuda.is_available():
+        raise MissingPackage(
+            "torch sees no GPU.",
+            hint='Use backend="int8" or "numpy", or install a CUDA build of torch.',
+            field="backend",
+        )
+    found = TorchBackend("torch-cuda", "cuda", lambda: int(cuda.mem_get_info()[0]))
+    found.library = "cuda"
+    return found
 
 
 def _torch() -> Any:
