@@ -172,13 +172,23 @@ def test_on_a_device_more_candidates_than_are_worth_it_are_said_to_be_crowded():
     assert not len(found.rows)
 
 
+ALONG = {"k": 4, "score": "contribution", "allow_inexact": True}
+WEIGHED = [
+    {"k": 6, "score": "cosine"},
+    ALONG | {"target": 1, "by": "label"},
+    ALONG | {"target": np.arange(10, dtype=np.float32).reshape(5, 2)},
+]
+
+
 @LOOPS
 @pytest.mark.parametrize("room", [0, 1 << 40])
 def test_answers_are_those_of_any_backend(room, rng):
     keys = rng.normal(size=(3000, 18)).astype(np.float32)
-    memory = arrays.memory({"0": keys}, {"label": [i % 3 for i in range(3000)]})
+    values, start = rng.normal(size=(3000, 2)).astype(np.float32), {"0.weight": np.zeros((2, 18), np.float32)}
+    columns = {"label": [i % 3 for i in range(3000)]}
+    memory = arrays.memory({"0": keys}, columns, values={"0": values}, initial=start, final=start, biases=False)
     engine, expected = Engine(memory, TorchBackend(room=lambda: room)), arrays.engine(memory)
-    for named in ({"k": 7}, {"k": 3, "by": "label", "score": "abs"}, {"k": 5, "where": "label <> 1"}):
+    for named in ({"k": 7}, {"k": 3, "by": "label", "score": "abs"}, {"k": 5, "where": "label <> 1"}, *WEIGHED):
         for _ in range(2):
             ours, theirs = (one.topk("0", keys[:5], **named) for one in (engine, expected))
             for mine, right in zip(ours.slots, theirs.slots, strict=True):
@@ -195,7 +205,7 @@ def test_what_is_kept_on_the_device_is_let_go_when_the_memory_is_closed(rng):
     backend = TorchBackend(room=lambda: 1 << 40)
     engine = Engine(arrays.memory({"0": keys}, {"label": [0] * 3000}), backend)
     before = engine.topk("0", keys[:5], k=7)
-    copies = [weakref.ref(own.codes) for own in backend.screen._held.values()]
+    copies = [weakref.ref(codes) for codes, _ in backend.screen._held.values()]
     assert copies
     for _ in range(3):  # one copy of each source, however often it is asked
         engine.topk("0", keys[:5], k=7)

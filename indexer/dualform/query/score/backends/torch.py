@@ -15,7 +15,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.errors import MissingPackage
-from dualform.query.search.codes import Codes, CodesCache, QueryCodes, quantise_queries
+from dualform.query.search.codes import CodesCache, quantise_queries
 from dualform.query.search.screen import Candidates, Request
 from dualform.query.view import Check
 from dualform.rules.rounding import product_rounding
@@ -100,7 +99,7 @@ class DeviceScreen:
     def __init__(self, torch: Any, device: str, room: Callable[[], int], codes: CodesCache) -> None:
         self._torch, self._device, self._room, self.codes = torch, device, room, codes
         # By what a source's rows are: the object that says so may be another at each question.
-        self._held: dict[Hashable, _DeviceCodes] = {}
+        self._held: dict[Hashable, tuple[Any, Any]] = {}
         self._lock = threading.Lock()
 
     def clear(self) -> None:
@@ -116,151 +115,111 @@ class DeviceScreen:
         check: Check,
         norms: NDArray[np.float64] | None = None,
     ) -> Candidates:
-        n = len(queries)
+        n, torch = len(queries), self._torch
         if request.groups > _MOST_GROUPS:
             return Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.ones(n, bool))
-        with undisturbed(self._torch, self._device):
-            floors = self._torch.full((n, request.groups), -np.inf, dtype=self._torch.float32, device=self._device)
-            given = () if (weighs := request.factors) is None else (weighs.most, weighs.least, weighs.spread)
-            factors = [self._upload(part) for part in given if part is not None]
-            search = _Search(self._torch, request, self._queries(queries), floors, factors)
+        with undisturbed(torch, self._device):
+            coded, size = self._coded(queries), max(8, _AT_ONCE // n // 8 * 8)
+            weighs = request.factors
+            factors = [] if weighs is None else [weighs.most, weighs.least, weighs.spread]
+            factors = [self._upload(own) for own in factors if own is not None]
+            floors = torch.full((n, request.groups), -np.inf, dtype=torch.float32, device=self._device)
             best = [floors[:, :0]] * request.groups
             found = []
             for source in keys.sources if request.sources is None else request.sources:
                 check()
+                codes, numbers = self._of(source, norms)
+                group = np.full(len(codes), -1, np.int64)
                 rows = slice(source.first_row, source.first_row + source.rows)
-                codes = self._of(source, None if norms is None else norms[rows])
-                groups, size = self._groups(request, source, codes), max(8, _AT_ONCE // n // 8 * 8)
-                for start in range(0, len(groups), size):
-                    part = slice(start, start + size)
-                    own = _DeviceCodes(codes.codes[part], codes.numbers[:, part])
-                    found.append(search.pass_over(own, groups[part], source.first_row + start, best))
-            return search.left(found)
+                group[: source.rows] = 0 if request.group is None else request.group[rows]
+                groups = self._upload(group)
+                for start in range(0, len(group), size):
+                    part, first = slice(start, start + size), source.first_row + start
+                    score, error = self._bounds(coded, codes[part], numbers[:, part], request.absolute)
+                    if factors:
+                        score, error = self._weighed(score, error, factors, first)
+                    self._raise(floors, best, score - error, groups[part], request.k)
+                    high, own = score + error, groups[part]
+                    reached = _reach(high, floors[:, own.clamp(min=0)]) & (own >= 0)
+                    query, row = reached.nonzero(as_tuple=True)
+                    found.append((query, row + first, own[row], high[query, row]))
+            # What reaches the floors over all sources.
+            query, row, own, high = (torch.cat(parts) for parts in zip(*found, strict=True))
+            kept = _reach(high, floors[query, own])
+            query, row = query[kept].cpu().numpy(), row[kept].cpu().numpy()
+        crowded = np.bincount(query, minlength=n) > request.capacity
+        order = np.argsort(query, kind="stable")
+        order = order[~crowded[query[order]]]
+        return Candidates(query[order], row[order], crowded)
 
-    def _queries(self, queries: NDArray[np.float32]) -> _Queries:
+    def _coded(self, queries: NDArray[np.float32]) -> tuple[Any, Any]:
+        """int8[more than n, d] and float32[6, n], as in QueryCodes: a query a row."""
         coded = quantise_queries(queries)
-        flat = _flat(coded)
+        tiles, words, tile, four = coded.codes.shape
+        flat = coded.codes.transpose(0, 2, 1, 3).reshape(tiles * tile, words * four)
         padded = np.zeros((max(_FEWEST, -(-len(queries) // 8) * 8), -(-flat.shape[1] // 8) * 8), np.int8)
         padded[: len(queries), : flat.shape[1]] = flat[: len(queries)]
-        return _Queries(self._upload(padded), self._upload(coded.numbers))
+        return self._upload(padded), self._upload(coded.numbers)
 
-    def _of(self, source: KeySource, norms: NDArray[np.float64] | None) -> _DeviceCodes:
+    def _of(self, source: KeySource, norms: NDArray[np.float64] | None) -> tuple[Any, Any]:
+        """int8[m, d], less _MIDDLE, and float32[4, m], as in Codes."""
         with self._lock:
             held = self._held.get(source.identity)
         if held is not None:
             return held
-        made = self._made(self.codes.get(source, norms))
-        with self._lock:
-            if self._room() >= _SPARE * made.codes.nbytes:
-                self._held[source.identity] = made
-        return made
-
-    def _made(self, codes: Codes) -> _DeviceCodes:
+        own = slice(source.first_row, source.first_row + source.rows)
+        codes = self.codes.get(source, None if norms is None else norms[own])
         groups, words, rows, four = codes.codes.shape
         matrix = codes.codes.transpose(0, 2, 1, 3).reshape(groups * rows, words * four)
         padded = np.full((len(matrix), -(-matrix.shape[1] // 8) * 8), _MIDDLE, np.uint8)
         padded[:, : matrix.shape[1]] = matrix
-        return _DeviceCodes(self._upload((padded ^ _MIDDLE).view(np.int8)), self._upload(codes.numbers))
-
-    def _groups(self, request: Request, source: KeySource, codes: _DeviceCodes) -> Any:
-        group = np.full(len(codes.codes), -1, np.int64)
-        own = slice(source.first_row, source.first_row + source.rows)
-        group[: source.rows] = 0 if request.group is None else request.group[own]
-        return self._upload(group)
+        made = self._upload((padded ^ _MIDDLE).view(np.int8)), self._upload(codes.numbers)
+        with self._lock:
+            if self._room() >= _SPARE * padded.nbytes:
+                self._held[source.identity] = made
+        return made
 
     def _upload(self, array: NDArray[Any]) -> Any:
         return self._torch.from_numpy(np.array(array, order="C")).to(self._device)
 
-
-def _flat(coded: QueryCodes) -> NDArray[np.int8]:
-    """int8[at least n, d]: a query a row."""
-    tiles, words, tile, four = coded.codes.shape
-    return coded.codes.transpose(0, 2, 1, 3).reshape(tiles * tile, words * four)
-
-
-@dataclass(frozen=True, eq=False)
-class _DeviceCodes:
-    codes: Any
-    """int8[m, d], less _MIDDLE."""
-    numbers: Any
-    """float32[4, m], as in Codes."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Queries:
-    codes: Any
-    """int8[more than n, d]."""
-    numbers: Any
-    """float32[6, n], as in QueryCodes."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Search:
-    torch: Any
-    request: Request
-    queries: _Queries
-    floors: Any
-    """float32[n, groups]: at most the k-th greatest lower bound so far."""
-    factors: list[Any]
-    """float32[n or 1, R], as in RowFactors; none where products are not multiplied."""
-
-    def bounds(self, codes: _DeviceCodes, first: int) -> tuple[Any, Any]:
-        """float32[n, m], twice: lower and upper bounds of the scores of some rows, from `first` on."""
-        scale, low, residual, length = codes.numbers[:, None, :]
-        own, _, total, norm, left, slack = self.queries.numbers[:, :, None]
-        shift = _MIDDLE * self.queries.codes.sum(dim=1, dtype=self.torch.int32)
-        products = self._products(self.queries.codes, codes.codes.T)
-        sums = (products + shift[:, None])[: len(own)]
-        score = sums.float() * (scale * own) + low * total
+    def _bounds(self, coded: tuple[Any, Any], codes: Any, numbers: Any, absolute: bool) -> tuple[Any, Any]:
+        """float32[n, m], twice: the scores of some rows, and how far off they may be."""
+        queries, of_queries = coded
+        scale, low, residual, length = numbers[:, None, :]
+        own, _, total, norm, left, slack = of_queries[:, :, None]
+        # On a processor without VNNI `_int_mm` adds pairs up in 16 bits, which overflow.
+        products = self._torch._int_mm(queries, codes.T) if queries.is_cuda else queries.int() @ codes.T.int()
+        shift = _MIDDLE * queries.sum(dim=1, dtype=self._torch.int32)
+        score = (products + shift[:, None])[: len(own)].float() * (scale * own) + low * total
         error = residual * norm + length * left + low.abs() * slack
-        if self.request.absolute:
-            score = score.abs()
-        if self.factors:
-            rows = slice(first, first + score.shape[1])
-            most, least, *spread = (self._padded(own[:, rows], score.shape[1]) for own in self.factors)
-            size = self.torch.maximum(most.abs(), least.abs())
-            off = size * _FACTOR_SLACK + _FACTOR_TINY + (spread[0] if spread else 0.0)
-            error = error * size + (score.abs() + error) * off + _PRODUCT_TINY
-            score = self.torch.maximum(score * most, score * least)
-        return score - error, score + error
+        return (score.abs() if absolute else score), error
 
-    def _padded(self, factors: Any, width: int) -> Any:
-        """With zeros for the rows that pad the last ones of the layer."""
-        return self.torch.nn.functional.pad(factors, (0, width - factors.shape[1]))
+    def _weighed(self, score: Any, error: Any, factors: list[Any], first: int) -> tuple[Any, Any]:
+        """Of rows from `first` on, with factors as RowFactors has them, float32[n or 1, R] each."""
+        width = score.shape[1]
+        own = [part[:, first : first + width] for part in factors]  # none of the rows that pad the last ones
+        most, least, *spread = (self._torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in own)
+        size = self._torch.maximum(most.abs(), least.abs())
+        off = size * _FACTOR_SLACK + _FACTOR_TINY + (spread[0] if spread else 0.0)
+        error = error * size + (score.abs() + error) * off + _PRODUCT_TINY
+        return self._torch.maximum(score * most, score * least), error
 
-    def _products(self, one: Any, other: Any) -> Any:
-        """int32[n, m] of int8 codes. On a processor without VNNI `_int_mm` adds pairs up in 16 bits, which overflow."""
-        return self.torch._int_mm(one, other) if one.is_cuda else one.int() @ other.int()
-
-    def pass_over(self, codes: _DeviceCodes, group: Any, first: int, best: list[Any]) -> tuple[Any, ...]:
-        """Raise the floors by some rows, from `first` on. Returns query, row, group, upper bound of what reaches them.
+    def _raise(self, floors: Any, best: list[Any], low: Any, group: Any, k: int) -> None:
+        """Raise float32[n, groups] floors by the lower bounds float32[n, m] of some rows.
 
         `best`: of each group float32[n, up to k], the greatest lower bounds so far.
         """
-        low, high = self.bounds(codes, first)
         low = low.nan_to_num(nan=-np.inf, neginf=-np.inf, posinf=np.inf)
-        for g in range(self.request.groups):
-            together = self.torch.cat([best[g], low[:, group == g]], dim=1)
-            best[g] = together.topk(min(self.request.k, together.shape[1]), dim=1).values
-            if best[g].shape[1] == self.request.k:
-                self.floors[:, g] = best[g][:, -1]
-        reached = self.reach(high, self.floors[:, group.clamp(min=0)]) & (group >= 0)
-        query, row = reached.nonzero(as_tuple=True)
-        return query, row + first, group[row], high[query, row]
+        for g in range(len(best)):
+            together = self._torch.cat([best[g], low[:, group == g]], dim=1)
+            best[g] = together.topk(min(k, together.shape[1]), dim=1).values
+            if best[g].shape[1] == k:
+                floors[:, g] = best[g][:, -1]
 
-    def reach(self, high: Any, floors: Any) -> Any:
-        """What is not a number reaches, too, so that it is scored exactly."""
-        return ~(high < floors)
 
-    def left(self, found: list[tuple[Any, ...]]) -> Candidates:
-        """Those of all sources that reach the floors over all of them."""
-        query, row, group, high = (self.torch.cat(parts) for parts in zip(*found, strict=True))
-        kept = self.reach(high, self.floors[query, group])
-        query, row = query[kept].cpu().numpy(), row[kept].cpu().numpy()
-        crowded = np.bincount(query, minlength=len(self.floors)) > self.request.capacity
-        order = np.argsort(query, kind="stable")
-        order = order[~crowded[query[order]]]
-        return Candidates(query[order], row[order], crowded)
+def _reach(high: Any, floors: Any) -> Any:
+    """What is not a number reaches, too, so that it is scored exactly."""
+    return ~(high < floors)
 
 
 class TorchBackend:
