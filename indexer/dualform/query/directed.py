@@ -4,15 +4,16 @@
 
 Shapes: m entries whose gradient an update used, H entries of the layer, R stored rows, n queries, d_out outputs.
 
-So a contribution is a score that weighs each slot by v_t, what its value is worth (score/algebra.py). Both factors are
-canonical: (delta_t . u) is summed in the order of canonical.py, and rounded before the coefficient a_t of the slot's
-step multiplies it. A direction that is one output, or one less another, has the bits of the vector that names it, but
-reads a column of the values in place of all. The prefilter multiplies by v_t in float32, divided by what it is at most:
-known where all queries have one direction, else what the codes of the values say of it, with its bound.
+So a contribution is a score that weighs each slot by v_t, what its value is worth (query/score/algebra.py). Both
+factors are canonical: (delta_t . u) is summed in the order of canonical.py, and rounded before the coefficient a_t of
+the slot's step multiplies it. A direction that is one output, or one less another, has the bits of the vector that
+names it, but reads a column of the values in place of all. The screen multiplies by v_t in float32, divided by what it
+is at most: known where all queries have one direction, else what the codes of the values say of it, with its bound.
 
 Sums by group follow from (sum_t v_t(u) x_t) . q where all queries have one direction and groups are few
-(sums/grouping.py). Where slots have no contributions of their own, as under Muon, a group still has weights, which the
-trajectory is run again for: its sum is what they make of the query, along the direction (weights/contributions.py).
+(query/sums/grouping.py). Where slots have no contributions of their own, as under Muon, a group still has weights, which
+the trajectory is run again for: its sum is what they make of the query, along the direction
+(query/weights/contributions.py).
 """
 
 from __future__ import annotations

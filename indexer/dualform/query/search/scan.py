@@ -3,7 +3,7 @@
 Shapes: n queries, b rows of a block, R stored rows, H entries, G groups (1 without columns), c candidates.
 
 A score is the inner product of key and query times a weight of the row or entry, or its absolute value
-(score/algebra.py). Whatever computes it, each score lies within a known distance of the canonical one. What could
+(query/score/algebra.py). Whatever computes it, each score lies within a known distance of the canonical one. What could
 reach the k-th best lower bound of its cell is a candidate; only canonical scores rank, so the answer is that of a
 canonical scan over every row. A cell is one group of one query.
 
