@@ -11,8 +11,8 @@ names it, but reads a column of the values in place of all. The screen multiplie
 is at most: known where all queries have one direction, else what the codes of the values say of it, with its bound.
 
 Sums by group follow from (sum_t v_t(u) x_t) . q where all queries have one direction and groups are few
-(query/sums/grouping.py). Where slots have no contributions of their own, as under Muon, a group still has weights, which
-the trajectory is run again for: its sum is what they make of the query, along the direction
+(query/sums/grouping.py). Where slots have no contributions of their own, as under Muon, a group still has weights,
+which the trajectory is run again for: its sum is what they make of the query, along the direction
 (query/weights/contributions.py).
 """
 
