@@ -34,7 +34,7 @@ from dualform.kernels.arguments import (
 from dualform.kernels.sums import sum_deviations, sum_runs
 from dualform.query.score.canonical import canonical_scores
 from dualform.query.search.codes import Codes, CodesCache, RowFactors, quantise, quantise_queries
-from dualform.query.search.screen import Request, code_products, screen
+from dualform.query.search.screen import CompiledScreen, Request, code_products
 from dualform.store.rows import Keys
 from dualform.store.sources.key_format import HeldRows
 from tests.kernels.forms import EXAMPLES, FORMS, using
@@ -61,6 +61,10 @@ def questions(draw):
     k, absolute = draw(st.sampled_from([1, 2, 3, 8, 300])), draw(st.booleans())
     whole = groups == 1 and draw(st.booleans())
     return keys, queries, Request(k, groups, None if whole else group, absolute)
+
+
+def screen(keys, queries, request, most_bytes):
+    return CompiledScreen(CodesCache(most_bytes)).candidates(keys, queries, request, lambda: None)
 
 
 def keys_of(matrix, segment_rows):
@@ -95,7 +99,9 @@ def assert_best_are_candidates(found, keys, queries, request):
 def test_every_one_of_the_k_best_is_a_candidate(form, question, segment_rows):
     keys, queries, request = question
     with using(form):
-        found = screen(keys_of(keys, segment_rows), CodesCache(1 << 20), queries, request, lambda: None)
+        found = CompiledScreen(CodesCache(1 << 20)).candidates(
+            keys_of(keys, segment_rows), queries, request, lambda: None
+        )
     assert_best_are_candidates(found, keys, queries, request)
 
 
@@ -122,7 +128,9 @@ def test_every_one_of_the_k_best_is_a_candidate_whatever_multiplies_rows(
     factors = known + (0 if spread is None else rng.uniform(-spread, spread, known.shape))
     request = replace(request, absolute=False, factors=RowFactors(most, least, beyond))
     with using(form):
-        found = screen(keys_of(keys, segment_rows), CodesCache(1 << 20), queries, request, lambda: None)
+        found = CompiledScreen(CodesCache(1 << 20)).candidates(
+            keys_of(keys, segment_rows), queries, request, lambda: None
+        )
     group = np.zeros(len(keys), np.int32) if request.group is None else request.group
     for i, query in enumerate(queries):
         assert not found.crowded[i]
@@ -175,7 +183,7 @@ def test_every_one_of_many_best_is_a_candidate_though_many_score_alike(form, see
     queries = rng.integers(1, 4, (count, 13)).astype(np.float32)
     request = Request(k, 3, rng.integers(-1, 3, len(keys)).astype(np.int32), False)
     with using(form):
-        found = screen(keys_of(keys, 777), CodesCache(1 << 20), queries, request, lambda: None)
+        found = screen(keys_of(keys, 777), queries, request, 1 << 20)
     assert_best_are_candidates(found, keys, queries, request)
 
 
@@ -184,7 +192,9 @@ def test_rows_that_cannot_be_among_the_best_are_left_out(form):
     rng = np.random.default_rng(0)
     keys, queries = rng.normal(size=(5000, 64)).astype(np.float32), rng.normal(size=(30, 64)).astype(np.float32)
     with using(form):
-        found = screen(keys_of(keys, 1000), CodesCache(1 << 30), queries, Request(5, 1, None, True), lambda: None)
+        found = CompiledScreen(CodesCache(1 << 30)).candidates(
+            keys_of(keys, 1000), queries, Request(5, 1, None, True), lambda: None
+        )
     assert len(found.rows) < 30 * 60
 
 
@@ -196,7 +206,9 @@ def test_the_greatest_codes_of_keys_and_queries_are_added_up_whole(form):
     keys[17] = np.arange(64) < 32
     queries[1::2] = -1.0
     with using(form):
-        found = screen(keys_of(keys, 40), CodesCache(1 << 20), queries, Request(1, 1, None, True), lambda: None)
+        found = CompiledScreen(CodesCache(1 << 20)).candidates(
+            keys_of(keys, 40), queries, Request(1, 1, None, True), lambda: None
+        )
     assert all(17 in found.rows[found.query == i] for i in range(6))
 
 

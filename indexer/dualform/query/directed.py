@@ -1,47 +1,23 @@
-"""Contributions along a direction: the best slots by them, and their sums by group.
-
-Sums of contributions by group.
-
-Shapes: n queries, G groups, d dimensions of a key.
-
-    sum_t v_t(u) (x_t . q)  =  (sum_t v_t(u) x_t) . q
-
-Where all queries have one direction and groups are few, the right side: keys times the worth of their slots' values,
-added as key_sums.py adds keys, are made once for all queries. Else the canonical contributions are added in slot order.
-
-Where slots have no contributions of their own, as under Muon, a group still has weights, which the trajectory is run
-again for: its sum is what they make of the query, along the direction (query/weights/contributions.py).
-
-The best slots by their contributions along a direction.
-
-Shapes: n queries, m entries whose gradient an update used, d of a key, c candidates.
-
-The screen of keys leaves out rows all of whose entries k others beat, by the codes of the keys and by what the values
-are worth. What it cannot decide is scanned: every product of keys in float32, with its bound, times
-the canonical worth of every value. Either way canonical contributions rank.
-
-What the screen of keys multiplies a row's inner product by: the worth of its entries' values, in float32.
-
-Shapes: n queries, m entries whose gradient an update used, H entries of the layer, R stored rows.
-
-Where all queries have one direction, that worth is known. Along vectors of their own it is what the codes of the values
-say of it (query/search/screen.py), and how far off that may be goes along as the spread. Either is divided by
-what it is at most, so that float32 holds it.
-
-What the value of each slot is worth along a direction: the second factor of its contribution.
+"""Contributions along a direction: the weight that they give each slot, and their sums by group.
 
     c_t(q, u)  =  (x_t . q) v_t(u)        v_t(u)  =  a_t (delta_t . u)        u: the direction
 
-Shapes: m entries whose gradient an update used, n queries, d_out outputs of the layer.
+Shapes: m entries whose gradient an update used, H entries of the layer, R stored rows, n queries, d_out outputs.
 
-Both factors are canonical: (delta_t . u) is summed in the order of canonical.py, and rounded before the coefficient
-a_t of the slot's step multiplies it. A direction that is one output, or one less another, has the bits of the vector
-that names it, but reads a column of the values in place of all.
+So a contribution is a score that weighs each slot by v_t, what its value is worth (query/score/algebra.py). Both
+factors are canonical: (delta_t . u) is summed in the order of canonical.py, and rounded before the coefficient a_t of
+the slot's step multiplies it. A direction that is one output, or one less another, has the bits of the vector that
+names it, but reads a column of the values in place of all. The screen multiplies by v_t in float32, divided by what it
+is at most: known where all queries have one direction, else what the codes of the values say of it, with its bound.
+
+Sums by group follow from (sum_t v_t(u) x_t) . q where all queries have one direction and groups are few
+(query/sums/grouping.py). Where slots have no contributions of their own, as under Muon, a group still has weights,
+which the trajectory is run again for: its sum is what they make of the query, along the direction
+(query/weights/contributions.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -49,15 +25,12 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Status
 from dualform.errors import BadInput, EmptyMask, Inexact
-from dualform.query.groups import group_entries
 from dualform.query.resolved import Resolved
-from dualform.query.score.canonical import canonical_scores, norms, score_block, score_pairs, score_rows
+from dualform.query.score.canonical import canonical_scores, norms, score_block, score_pairs
 from dualform.query.score.key_rows import KeyRows, value_norms
-from dualform.query.score.kinds import Dot
 from dualform.query.search.codes import WIDEST, CodesCache, RowFactors, can_quantise
-from dualform.query.search.scan import ProductScorer, Ranked, Search, best_of_cells, best_of_groups
-from dualform.query.search.screen import Request, Screen, code_products, request_of
-from dualform.query.sums.grouping import Grouping
+from dualform.query.search.screen import code_products
+from dualform.query.sums.grouping import Grouping, KeyWeights
 from dualform.query.view import Check, View
 from dualform.query.weights.contributions import contributions
 from dualform.query.weights.reconstruction import require
@@ -68,6 +41,8 @@ from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
 
+BYTES = 128 << 20
+"""Of the factors of some queries, at most."""
 _REMEDY = Remedy(hint='Sum over groups of slots instead: group_sum(…, by="label").', field="score")
 
 
@@ -83,6 +58,8 @@ class DirectedValues:
     status: Status
     coefficients: NDArray[np.float64]
     """float64[m]."""
+    by_row = False
+    tiny = 2.0**-1020
 
     def of(self, query: int, check: Check) -> NDArray[np.float64]:
         """float64[m]: for the direction of one query, in the order of the entries.
@@ -96,24 +73,72 @@ class DirectedValues:
         key = ("directed", self.layer.name, self.selection.identity, *asked)
         return self.view.cache.get(key, lambda: self._made(None, check), check)
 
-    def of_entries(self, queries: NDArray[np.int64], entries: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
-        """float64[c]: the same of some of the m entries, int64[c], each for the direction of its query."""
-        own = np.searchsorted(self.selection.entries, entries)
+    def weigh(
+        self, products: NDArray[np.float64], query: NDArray[np.int64] | int, of: NDArray[np.int64] | None, check: Check
+    ) -> NDArray[np.float64]:
+        if of is None:
+            assert isinstance(query, int), "all entries are weighed for one query"
+            return products * self.of(query, check) + 0.0  # -0.0 becomes 0.0
+        return products * self.at(query, of, check) + 0.0
+
+    def at(self, query: NDArray[np.int64] | int, of: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
+        """float64[c]: of some of the m entries, int64[c], each for the direction of its query."""
+        own = np.searchsorted(self.selection.entries, of)
         if self.target.vectors is None:
             return self.of(0, check)[own]
         vectors, values = self.target.vectors.rows, self.view.snapshot.values(self.layer.name)
-        rows = entries if values.order is None else values.order[entries]
-        number = queries if len(vectors) > 1 else np.zeros(len(queries), dtype=np.int64)
+        rows = of if values.order is None else values.order[of]
+        number = np.broadcast_to(query if len(vectors) > 1 else 0, len(of)).astype(np.int64)
         found = score_pairs(Rows(values.sources, values.width), rows, number, vectors, check)
         found *= self.coefficients[own]
         if not np.isfinite(found).all():
-            self._refuse(found, entries)
+            self._refuse(found, of)
         return found + 0.0  # -0.0 becomes 0.0
 
     @property
     def shared(self) -> bool:
         """Whether all queries have the same."""
         return self.target.vectors is None
+
+    @property
+    def most_queries(self) -> int:
+        """Whose factors take BYTES together."""
+        entries = self.view.snapshot.entries(self.layer.name).count
+        return 1 << 30 if self.shared else max(1, BYTES // (20 * max(1, entries)))
+
+    def row_factors(
+        self, rows: KeyRows, queries: NDArray[np.int64], codes: CodesCache, check: Check
+    ) -> RowFactors | None:
+        if self.target.vectors is None:
+            key = ("row factors", self.layer.name, rows.identity, self.target)
+            return self.view.cache.get(key, lambda: self._known_factors(rows, check), check)
+        vectors = self.target.vectors.rows
+        directions = vectors[queries] if len(vectors) > 1 else vectors
+        stored = self.view.snapshot.values(self.layer.name)
+        if not 0 < stored.width <= WIDEST or not can_quantise(directions).all():
+            return None
+        used = self.selection.entries if stored.order is None else stored.order[self.selection.entries]
+        lengths, greatest = value_norms(self.view, self.layer.name, check), np.abs(self.coefficients).max()
+        longest = float(lengths[used].max(initial=0.0))
+        if not (0 < longest < np.inf and greatest > 0):
+            return None
+        of_row = np.zeros(len(lengths), dtype=np.float32)
+        of_row[used] = self.coefficients / greatest
+        of_query = (1.0 / (longest * norms(directions))).astype(np.float32)
+        if not (np.isfinite(of_query) & (of_query > 0)).all():
+            return None
+        worth, spread = code_products(stored, codes, directions, of_row, of_query, check)
+        if stored.order is not None:
+            worth, spread = (np.take(own, stored.order, axis=1) for own in (worth, spread))
+        return _by_row(rows, worth, spread)
+
+    def _known_factors(self, rows: KeyRows, check: Check) -> RowFactors:
+        """Of the one direction of all queries."""
+        worth = self.of(0, check)
+        of_entry = np.zeros((1, self.view.snapshot.entries(self.layer.name).count), dtype=np.float32)
+        with np.errstate(under="ignore"):
+            of_entry[0, self.selection.entries] = worth / (np.abs(worth).max(initial=0.0) or 1.0)
+        return _by_row(rows, of_entry, None)
 
     def _made(self, direction: NDArray[np.float32] | None, check: Check) -> NDArray[np.float64]:
         values, entries = self.view.snapshot.values(self.layer.name), self.selection.entries
@@ -214,132 +239,20 @@ def _check_width(layer: Layer, target: Target, queries: int) -> None:
         )
 
 
-BYTES = 128 << 20
-"""Of the factors of some queries, at most."""
-
-
-def most_queries(values: DirectedValues) -> int:
-    """Whose factors take BYTES together."""
-    entries = values.view.snapshot.entries(values.layer.name).count
-    return 1 << 30 if values.shared else max(1, BYTES // (20 * max(1, entries)))
-
-
-def row_factors(
-    search: Search, values: DirectedValues, queries: NDArray[np.int64], codes: CodesCache
-) -> RowFactors | None:
-    """Of some queries of the question, int64[n]; None where codes cannot tell."""
-    rows, check = search.rows, search.check
-    if values.target.vectors is None:
-        key = ("row factors", search.layer, rows.identity, values.target)
-        return search.view.cache.get(key, lambda: _known(rows, values, check), check)
-    vectors = values.target.vectors.rows
-    directions = vectors[queries] if len(vectors) > 1 else vectors
-    stored = values.view.snapshot.values(values.layer.name)
-    if not 0 < stored.width <= WIDEST or not can_quantise(directions).all():
-        return None
-    used = values.selection.entries if stored.order is None else stored.order[values.selection.entries]
-    lengths, greatest = value_norms(values.view, values.layer.name, check), np.abs(values.coefficients).max()
-    longest = float(lengths[used].max(initial=0.0))
-    if not (0 < longest < np.inf and greatest > 0):
-        return None
-    of_row = np.zeros(len(lengths), dtype=np.float32)
-    of_row[used] = values.coefficients / greatest
-    of_query = (1.0 / (longest * norms(directions))).astype(np.float32)
-    if not (np.isfinite(of_query) & (of_query > 0)).all():
-        return None
-    worth, spread = code_products(stored, codes, directions, of_row, of_query, check)
-    if stored.order is not None:
-        worth, spread = (np.take(own, stored.order, axis=1) for own in (worth, spread))
+def _by_row(rows: KeyRows, worth: NDArray[np.float32], spread: NDArray[np.float32] | None) -> RowFactors:
+    """Factors of rows from float32[n, H] of entries: those of the entries of each row that are used, else 0."""
     if rows.keys.row_of_entry is None:
         return RowFactors(worth, worth, spread)
-    return RowFactors(
-        *(_of_rows(rows, own, best) for own, best in ((worth, np.maximum), (worth, np.minimum), (spread, np.maximum)))
-    )
-
-
-def _known(rows: KeyRows, values: DirectedValues, check: Check) -> RowFactors:
-    """Of the one direction of all queries."""
-    worth = values.of(0, check)
-    greatest = np.abs(worth).max(initial=0.0)
-    of_entry = np.zeros((1, values.view.snapshot.entries(values.layer.name).count), dtype=np.float32)
-    with np.errstate(under="ignore"):
-        of_entry[0, values.selection.entries] = worth / (greatest or 1.0)
-    if rows.keys.row_of_entry is None:
-        return RowFactors(of_entry, of_entry)
-    return RowFactors(_of_rows(rows, of_entry, np.maximum), _of_rows(rows, of_entry, np.minimum))
-
-
-def _of_rows(rows: KeyRows, of_entry: NDArray[np.float32], best: np.ufunc) -> NDArray[np.float32]:
-    """float32[n, R] of float32[n, H]: of the entries of each row that are used, the one that `best` takes; else 0."""
-    found = np.zeros((len(of_entry), rows.keys.rows), dtype=np.float32)
     there = np.flatnonzero(rows.starts[1:] > rows.starts[:-1])
-    if len(there):
+
+    def taken(of_entry: NDArray[np.float32], best: np.ufunc) -> NDArray[np.float32]:
+        found = np.zeros((len(of_entry), rows.keys.rows), dtype=np.float32)
         for query, own in zip(found, of_entry, strict=True):
             query[there] = best.reduceat(own[rows.order], rows.starts[there])
-    return found
+        return found
 
-
-def directed_best(search: Search, values: DirectedValues, queries: NDArray[np.float32]) -> list[Ranked]:
-    """By query, the best entries of float32[n, d], group after group. `search` is among the entries of `values`."""
-    found: dict[int, Ranked] = {}
-    screen: Screen | None = getattr(search.view.backend, "screen", None)
-    request = None if screen is None or not screen.weighs else request_of(search, screen, absolute=False)
-    if screen is not None and request is not None:
-        able = np.flatnonzero(can_quantise(queries))
-        size = min(request.batch, most_queries(values))
-        for start in range(0, len(able), size):
-            batch = able[start : start + size]
-            found.update(_screened(search, values, queries, batch, screen, request))
-    left = [query for query in range(len(queries)) if query not in found]
-    found.update(zip(left, _scanned(search, values, queries, left), strict=True))
-    search.view.tally.add(queries=len(queries), fallbacks=0 if request is None else len(left))
-    return [found[query] for query in range(len(queries))]
-
-
-def _screened(
-    search: Search,
-    values: DirectedValues,
-    queries: NDArray[np.float32],
-    batch: NDArray[np.int64],
-    screen: Screen,
-    request: Request,
-) -> dict[int, Ranked]:
-    """Of some of the queries, int64[n], those that the screen can decide."""
-    rows, own = search.rows, queries[batch]
-    factors = row_factors(search, values, batch, screen.codes)
-    if factors is None:
-        return {}
-    near = screen.candidates(rows.keys, own, replace(request, factors=factors), search.check, rows.norms)
-    search.check()
-    scores = score_pairs(rows.keys, near.rows, near.query, own, search.check)
-    search.view.tally.add(candidates=len(scores))
-    entries, index = rows.entries_of(near.rows)
-    query = near.query[index]
-    scores = scores[index] * values.of_entries(batch[query], entries, search.check) + 0.0  # -0.0 becomes 0.0
-    cells = query * request.groups + (0 if request.group is None else request.group[near.rows[index]])
-    kept = best_of_cells(cells, scores, entries, search.k)
-    entries, cells, scores = entries[kept], cells[kept], scores[kept]
-    cuts = np.searchsorted(cells, np.arange(len(batch) + 1) * request.groups)
-    return {
-        number: (entries[cuts[i] : cuts[i + 1]], scores[cuts[i] : cuts[i + 1]])
-        for i, number in enumerate(batch.tolist())
-        if not near.crowded[i]
-    }
-
-
-def _scanned(search: Search, values: DirectedValues, queries: NDArray[np.float32], left: Sequence[int]) -> list[Ranked]:
-    """Of the queries with these numbers."""
-    if not left:
-        return []
-    if search.groups is None:
-        groups = group_entries(search.view, values.layer, values.selection, (), search.check)
-        search = replace(search, groups=groups)
-    score = Dot()
-    return best_of_groups(
-        search,
-        queries[left],
-        lambda own, some: ProductScorer.of(own, some, score),
-        lambda query: values.of(left[query], search.check),
+    return RowFactors(
+        taken(worth, np.maximum), taken(worth, np.minimum), None if spread is None else taken(spread, np.maximum)
     )
 
 
@@ -350,11 +263,10 @@ def directed_sums(
 
     Raises Inexact where a key or value is not finite.
     """
-    check = grouping.check
-    if grouping.many or not values.shared:
-        return grouping.by_slot(queries, factors_of=lambda query: values.of(first + query, check))
     name = ("target", *astuple(values.target))
-    return score_rows(grouping.scaled_key_sums(name, values.of(0, check)), queries)
+    return grouping.sums(
+        queries, KeyWeights(name, lambda query: values.of(first + query, grouping.check), shared=values.shared)
+    )
 
 
 def sums_of_group_weights(resolved: Resolved[GroupSum], check: Check) -> GroupSums:

@@ -17,17 +17,14 @@ from numpy.typing import NDArray
 
 from dualform.answers import Distributions
 from dualform.query.resolved import Resolved
+from dualform.query.score.algebra import DOT
 from dualform.query.score.canonical import as_float32, score_every
-from dualform.query.score.key_rows import KeyRows, key_rows
-from dualform.query.score.kinds import Dot, Kind, ProductKind
-from dualform.query.search.scan import Scorer, Search
-from dualform.query.search.screen import ScanSearcher
+from dualform.query.score.key_rows import key_rows
+from dualform.query.search.scan import Search
 from dualform.query.sums.grouping import BATCH
 from dualform.query.view import Check
 from dualform.questions import Distribution
 
-_BLOCK = 1 << 16
-"""Rows that are scored at once."""
 _EACH = 10
 """Ranks from the first on, of which each is given."""
 
@@ -78,67 +75,35 @@ def _sorted_scores(resolved: Resolved[Distribution], check: Check) -> Iterator[N
         from dualform.query.weights.group_weights import every_share  # scores of keys need none of it
 
         return map(np.sort, every_share(resolved, 0, len(resolved.queries), check))
-    kind: Kind = resolved.score if resolved.directed is None else Dot()
-    if isinstance(kind, ProductKind):
-        return _product_scores(resolved, kind, check)
-    return _other_scores(resolved, kind, check)
+    return _exact_scores(resolved, check)
 
 
-def _product_scores(resolved: Resolved[Distribution], kind: ProductKind, check: Check) -> Iterator[NDArray[np.float64]]:
-    """Of a score that follows from the inner product, times what a slot's value is worth where it has a direction."""
-    view, layer, selection, values = resolved.view, resolved.layer, resolved.selection, resolved.directed
+def _exact_scores(resolved: Resolved[Distribution], check: Check) -> Iterator[NDArray[np.float64]]:
+    view, layer, selection, queries = resolved.view, resolved.layer, resolved.selection, resolved.queries
+    score = DOT if resolved.directed is not None else resolved.score
     # What no text describes, as entries that an update used, no other process can make the same selection of.
-    shards = view.shards if selection.source is not None else None
+    shards = view.shards if selection.source is not None and not score.weighted else None
     own, index = selection.entries, None
     if shards is None:
         rows = key_rows(view, layer.name, selection, check)
-        own, index = _own_rows(rows, own)
-    for start in range(0, len(resolved.queries), BATCH):
-        batch = resolved.queries[start : start + BATCH]
+        weights = resolved.directed or score.weights(view, layer.name, rows, queries)
+        search = Search(view, layer.name, rows, None, selection.count, queries, score.absolute, weights, check)
+        if rows.keys.row_of_entry is not None:
+            own, index = np.unique(rows.rows_of(own), return_inverse=True)
+    for start in range(0, len(queries), BATCH):
+        batch = queries[start : start + BATCH]
         if shards is None:
             products = score_every(rows.keys, own, batch, check)
         else:
             products = shards.scores(layer, selection, own, batch, check)
-        for query, scores in enumerate(kind.of(products), start):
-            every = scores if index is None else scores[index]
+        for query, scores in enumerate(products, start):
+            if shards is not None:
+                found = np.abs(scores) if score.absolute else scores
+            elif search.by_row:
+                found = search.exact(scores, query, own)
+                found = found if index is None else found[index]
+            else:
+                found = search.exact(scores if index is None else scores[index], query, None)
             # A copy: whoever has it does not hold the products of a batch beside those of the next.
-            yield np.sort(every if values is None else every * values.of(query, check) + 0.0)  # -0.0 becomes 0.0
-        del products, scores, every
-
-
-def _own_rows(rows: KeyRows, entries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """int64[c]: the stored rows of some entries; and int64[m]: which of them each has, None where each has its own."""
-    if rows.keys.row_of_entry is None:
-        return entries, None
-    own, index = np.unique(rows.rows_of(entries), return_inverse=True)
-    return own, index
-
-
-def _other_scores(resolved: Resolved[Distribution], kind: Kind, check: Check) -> Iterator[NDArray[np.float64]]:
-    """Of a score that depends on more: what the scan ranks by, or what another searcher finds where all entries are
-    asked for.
-    """
-    view, layer, selection, queries = resolved.view, resolved.layer, resolved.selection, resolved.queries
-    rows = key_rows(view, layer.name, selection, check)
-    search = Search(view, layer.name, rows, None, selection.count, check)
-    searcher = kind.searchers(view.backend)[-1]  # which decides every query
-    own, index = _own_rows(rows, selection.entries)
-    for start in range(len(queries)):
-        query = queries[start : start + 1]
-        if isinstance(searcher, ScanSearcher):
-            scores = _scanned(searcher.scorer(search, query), own, check)
-            yield np.sort(scores if index is None else scores[index])
-        else:
-            (found,) = searcher.find(search, query)
-            assert found is not None, "the last searcher decides every query"
-            yield np.sort(found[1])
-
-
-def _scanned(scorer: Scorer, rows: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
-    """float64[c]: the canonical scores of some rows with the scorer's first query."""
-    scores = np.empty(len(rows))
-    for first in range(0, len(rows), _BLOCK):
-        check()
-        part = slice(first, first + _BLOCK)
-        scores[part] = scorer.canonical(rows[part], 0)
-    return scores
+            yield np.sort(found)
+        del products, scores, found

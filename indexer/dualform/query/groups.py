@@ -400,7 +400,8 @@ def dense(codes: NDArray[np.int64], most: int, check: Check) -> tuple[NDArray[np
 def _codes(column: NDArray[Any], check: Check) -> tuple[NDArray[np.int64], list[Any]]:
     """The rank of each entry among the column's values, NULL last, and those values."""
     if column.dtype == object:
-        return _text_codes(np.ma.filled(column, None), check)
+        chunks = [pa.array(block, pa.string()) for block in _blocks(np.ma.filled(column, None), check)]
+        return codes_of_texts(pa.chunked_array(chunks, pa.string()), check)
     nulls = np.ma.getmaskarray(column)
     known = np.ma.getdata(column)[~nulls]
     values, ranks = _ranked(known, check)
@@ -416,16 +417,6 @@ def _ranked(column: NDArray[Any], check: Check) -> tuple[NDArray[Any], NDArray[n
     return values, np.concatenate([np.empty(0, np.int64), *ranks])
 
 
-def _text_codes(column: NDArray[Any], check: Check) -> tuple[NDArray[np.int64], list[Any]]:
-    texts = set[str | None]().union(*(block.tolist() for block in _blocks(column, check)))
-    distinct = sorted(text for text in texts if text is not None)
-    rank: dict[str | None, int] = {text: number for number, text in enumerate([*distinct, None])}
-    ranks = [
-        np.fromiter((rank[text] for text in block.tolist()), np.int64, len(block)) for block in _blocks(column, check)
-    ]
-    return np.concatenate([np.empty(0, np.int64), *ranks]), [*distinct, *([None] if None in texts else [])]
-
-
 def _blocks(column: NDArray[Any], check: Check) -> Iterator[NDArray[Any]]:
     for start in range(0, len(column), _BLOCK):
         check()
@@ -433,7 +424,7 @@ def _blocks(column: NDArray[Any], check: Check) -> Iterator[NDArray[Any]]:
 
 
 def codes_of_texts(column: pa.ChunkedArray, check: Check) -> tuple[NDArray[np.int64], list[Any]]:
-    """As `_text_codes`, of texts that are not made Python's first."""
+    """As `_codes`, of texts, which are not made Python's first."""
     blocks = [column.slice(start, _BLOCK) for start in range(0, len(column), _BLOCK)]
     texts = set[str]()
     for block in blocks:

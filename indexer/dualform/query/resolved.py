@@ -16,7 +16,7 @@ from dualform.answers import Scan, Status
 from dualform.errors import BadInput
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, RANK_BYTES, SUM_BYTES
 from dualform.query.groups import Groups, group_entries
-from dualform.query.score import kinds
+from dualform.query.score import algebra
 from dualform.query.slots import vectors
 from dualform.query.view import Check, View, never
 from dualform.query.where import mask
@@ -61,10 +61,10 @@ class Resolved(Generic[Q]):
     """When the question arrived, in seconds of time.perf_counter()."""
 
     @property
-    def score(self) -> kinds.Kind:
+    def score(self) -> algebra.Score:
         """Raises BadInput where the question's score is unknown."""
         assert isinstance(self.question, TopK | GroupSum | Distribution), "others have no score"
-        return kinds.named(self.question.score)
+        return algebra.named(self.question.score)
 
     @property
     def status(self) -> Status | None:

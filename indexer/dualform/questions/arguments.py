@@ -160,7 +160,7 @@ def as_layer(layer: str | None, name: str = "layer") -> str | None:
 
 
 def as_score(score: str, name: str = "score") -> str:
-    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds.py)."""
+    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/algebra.py)."""
     return _as_text(score, name, "the name of a score", 'For example score="abs".')
 
 

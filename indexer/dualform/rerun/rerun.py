@@ -64,10 +64,9 @@ from dualform.query.score import backends
 from dualform.query.score.backends import Backend
 from dualform.query.score.canonical import as_float32, score_every, score_rows
 from dualform.query.score.key_rows import key_rows
-from dualform.query.score.kinds import ProductKind
 from dualform.query.search.scan import Search, best_of_cells
 from dualform.query.search.top_k import best
-from dualform.query.sums.grouping import Grouping, many
+from dualform.query.sums.grouping import Grouping, many, one_sign
 from dualform.query.sums.key_sums import BLOCK, KeySummer
 from dualform.query.view import View, never
 from dualform.query.where.mask import Selection
@@ -354,8 +353,7 @@ class RunningBest:
             groups, numbers = window.groups(resolved.groups)
             counts = groups.counts
         rows = key_rows(window.view, layer, selection, never)
-        search = Search(window.view, layer, rows, groups, k, never)
-        ranked = best(search, resolved.score.searchers(window.view.backend), resolved.queries)
+        ranked = best(Search.of(resolved.score, window.view, layer, rows, groups, k, resolved.queries, never))
         of_hit = np.repeat(numbers, np.minimum(counts, k))
         for query, (entries, scores) in enumerate(ranked):
             self._pending.append(_Hits(query * self._groups + of_hit, entries + window.start, scores))
@@ -390,19 +388,18 @@ class RunningSums:
         assert resolved.groups is not None
         self.resolved, self._groups = resolved, resolved.groups
         count, width = len(resolved.groups.counts), resolved.layer.d_in
-        self._of_products = resolved.score if isinstance(resolved.score, ProductKind) else None
-        """The score, if it follows from the inner product alone."""
-        self._keys = None if self._of_products is None or many(width, count) else KeySummer(count, width)
-        # Scores that are not linear may be needed one by one, and keys do not come twice.
-        linear = self._of_products is not None and self._of_products.linear
-        self._sums = None if linear and self._keys is not None else np.zeros((len(resolved.queries), count))
+        score = resolved.score
+        self._keys = None if score.weighted or many(width, count) else KeySummer(count, width)
+        # Absolute scores may be needed one by one, and keys do not come twice.
+        alone = self._keys is not None and not score.absolute
+        self._sums = None if alone else np.zeros((len(resolved.queries), count))
         self.seconds = 0.0
 
     def add(self, window: Window) -> None:
         entries, numbers = window.members(self._groups)
         if not len(entries):
             return
-        if self._of_products is None:
+        if self.resolved.score.weighted:
             self._add_own(window)
             return
         if self._keys is not None:
@@ -412,7 +409,9 @@ class RunningSums:
         for start in range(0, len(self._sums), _BATCH):
             batch = slice(start, start + _BATCH)
             products = score_every(window.keys, entries, self.resolved.queries[batch], never)
-            for own, scores in zip(self._sums[batch], self._of_products.of(products), strict=True):
+            if self.resolved.score.absolute:
+                np.abs(products, out=products)
+            for own, scores in zip(self._sums[batch], products, strict=True):
                 # One after the other, as a sum over all slots at once would add them.
                 np.add.at(own, numbers, scores)
 
@@ -430,14 +429,14 @@ class RunningSums:
         return found if k is None else found.of_largest(k)
 
     def _added(self) -> NDArray[np.float64]:
-        if self._keys is None or self._of_products is None:
+        if self._keys is None:
             assert self._sums is not None
             return self._sums
         queries, known = self.resolved.queries, self._keys.sums()
         of_keys = score_rows(known.sums, queries)
         if self._sums is None:
             return of_keys
-        return np.where(self._of_products.additive(known, queries), self._of_products.of(of_keys), self._sums)
+        return np.where(one_sign(known, queries), np.abs(of_keys), self._sums)
 
 
 class RerunSink:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 import dualform
 from dualform.errors import BadInput
-from dualform.query.score import kinds
-from dualform.query.score.canonical import score_rows
-from dualform.query.search.screen import scan_of
+from dualform.query.score import algebra
+from dualform.query.search.codes import RowFactors
 from dualform.query.sums import key_sums
 from dualform.questions import Vectors
 from dualform.questions.question import as_queries
@@ -21,67 +22,42 @@ from tests.rerun.trained import Training
 LABELS = [slot % 3 for slot in range(600)]
 
 
-class Opposed:
-    """The negated inner product, which the compiled screen does not know: what a file of a new score holds."""
+@dataclass(frozen=True)
+class Minus:
+    """The weight -1 of every row."""
 
-    name = "opposed"
-    linear = False
-    screens_absolute = False
+    rows: int
+    by_row = True
+    tiny = 0.0
+    most_queries = 1 << 30
 
-    def of(self, products):
+    def weigh(self, products, query, of, check):
         return np.negative(products, out=products)
 
-    def searchers(self, backend):
-        return [scan_of(self)]
+    def at(self, query, of, check):
+        return np.full(len(of), -1.0)
+
+    def row_factors(self, rows, queries, codes, check):
+        factors = np.full((1, self.rows), -1, np.float32)
+        return RowFactors(factors, factors)
+
+
+class Opposed(algebra.Score):
+    """The negated inner product: what a new score holds."""
+
+    name = "opposed"
+    weighted = True
+
+    def weights(self, view, layer, rows, queries):
+        return Minus(len(rows.norms))
 
     def sums(self, grouping, queries):
-        return grouping.by_slot(queries, self.of) if grouping.many else -score_rows(grouping.key_sums().sums, queries)
-
-    def additive(self, sums, queries):
-        return np.ones((len(queries), len(sums.sums)), dtype=bool)
-
-
-class DistanceSearcher:
-    def find(self, search, queries):
-        rows = search.rows
-        entries, _ = rows.entries_of(np.flatnonzero(rows.stays))
-        scores = nearness(rows.keys.take(rows.rows_of(entries)), queries)
-        groups = np.zeros(len(entries), int) if search.groups is None else search.groups.numbers
-        found = []
-        for own in scores:
-            order = np.lexsort((entries, -own, groups))
-            places = np.arange(len(order)) - np.searchsorted(groups[order], groups[order])
-            kept = order[places < search.k]
-            found.append((entries[kept], own[kept]))
-        return found
-
-
-class Nearness:
-    """The negated squared distance: a score that depends on more than the product."""
-
-    name = "nearness"
-
-    def searchers(self, backend):
-        return [DistanceSearcher()]
-
-    def sums(self, grouping, queries):
-        rows, groups = grouping.rows(), grouping.groups
-        scores = nearness(rows.keys.take(rows.rows_of(groups.entries)), queries)
-        return np.stack([np.bincount(groups.numbers, own, minlength=len(groups.counts)) for own in scores])
-
-
-def nearness(keys, queries):
-    return -np.square(keys.astype(np.float64) - queries.astype(np.float64)[:, None]).sum(axis=2)
-
-
-@pytest.fixture
-def near(monkeypatch):
-    monkeypatch.setattr(kinds, "_BY_NAME", {**kinds._BY_NAME, "nearness": Nearness()})
+        return -grouping.sums(queries)
 
 
 @pytest.fixture
 def opposed(monkeypatch):
-    monkeypatch.setattr(kinds, "_BY_NAME", {**kinds._BY_NAME, "opposed": Opposed()})
+    monkeypatch.setattr(algebra, "_BY_NAME", {**algebra._BY_NAME, "opposed": Opposed()})
 
 
 @pytest.mark.parametrize("backend", ["int8", "numpy", "torch", "faiss"])
@@ -113,13 +89,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
-def test_new_scores_are_reran_as_a_stored_memory_answers_them(near, opposed, folder, rng, window_bytes, monkeypatch):
+def test_new_scores_are_reran_as_a_stored_memory_answers_them(opposed, folder, rng, window_bytes, monkeypatch):
     for module in (key_sums, rerun):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     queries = dualform.Vectors(rng.normal(size=(3, 7)))
     questions = [
         question
-        for name in ("nearness", "opposed", "cosine")
+        for name in ("opposed", "cosine")
         for question in (
             dualform.TopK("2", queries, k=9, where="label < 2", score=name),
             dualform.TopK("2", queries, k=2, by=("dataset", "label"), score=name),
@@ -136,8 +112,6 @@ def test_new_scores_are_reran_as_a_stored_memory_answers_them(near, opposed, fol
                 np.testing.assert_array_equal(found.flat_scores, expected.flat_scores)
             else:
                 np.testing.assert_allclose(found.sums, expected.sums, rtol=1e-12)
-        best = np.argsort(-nearness(stored.keys("2"), queries.rows[:1])[0], kind="stable")[:5]
-        assert stored.topk("2", queries, k=5, score="nearness").slots[0].tolist() == best.tolist()
 
 
 def test_a_score_that_is_not_in_the_table_is_refused_by_name():

@@ -17,7 +17,7 @@ from dualform.query.view import never
 from dualform.questions import Distribution, Vectors
 from tests.query import arrays
 from tests.query.plain_case import Case, peak_bytes
-from tests.query.score.test_scores import near, opposed  # noqa: F401 (fixtures)
+from tests.query.score.test_scores import opposed  # noqa: F401 (fixture)
 from tests.query.search.test_top_k import SLOW, cases, engine_of, mask_of
 from tests.query.weights.test_directed import asked, backend_of, direction_rows, stay, terms_of
 
@@ -64,9 +64,8 @@ def test_it_is_that_of_a_brute_force(backend, case, score, points):
 
 @SLOW
 @given(case=cases(), points=st.integers(11, 60))
-@pytest.mark.parametrize("name", ["cosine", "nearness", "opposed"])
-def test_any_score_has_one(near, opposed, name, case, points):  # noqa: F811 (fixtures)
-    """Such as follow from the product, such as a scan knows, and such as bring a searcher of their own."""
+@pytest.mark.parametrize("name", ["cosine", "opposed"])
+def test_any_score_has_one(opposed, name, case, points):  # noqa: F811 (fixture)
     stays, where = mask_of(case)
     engine = engine_of(case, "numpy")
     found = engine.distribution("fc", case["queries"], where, name, points=points)

@@ -15,7 +15,7 @@ from dualform import kernels
 from dualform.query.engine import Engine
 from dualform.query.score import canonical
 from dualform.query.score.backends import torch as torch_file
-from dualform.query.score.backends.torch import DeviceCopies, DeviceScreen, TorchDeviceBackend
+from dualform.query.score.backends.torch import DeviceCopies, DeviceScreen, TorchBackend
 from dualform.query.score.canonical import canonical_scores, score_pairs
 from dualform.query.search.codes import (
     WIDEST,
@@ -24,7 +24,7 @@ from dualform.query.search.codes import (
     quantise,
     quantise_queries,
 )
-from dualform.query.search.screen import Request, screen
+from dualform.query.search.screen import CompiledScreen, Request
 from dualform.store.rows import Keys
 from dualform.store.sources.key_format import HeldRows
 from tests.kernels.test_loops import assert_best_are_candidates, keys_of, questions
@@ -52,7 +52,8 @@ def test_sums_of_the_greatest_codes_do_not_overflow():
     keys, query = np.zeros((600, WIDEST), np.float32), np.ones((1, WIDEST), np.float32)
     keys[:, 1:] = 1.0
     keys[17] = 1.0
-    found = screen(arrays.keys_of(keys, 600), CodesCache(1 << 30), query, Request(1, 1, None, False), lambda: None)
+    screen, request = CompiledScreen(CodesCache(1 << 30)), Request(1, 1, None, False)
+    found = screen.candidates(arrays.keys_of(keys, 600), query, request, lambda: None)
     assert 17 in found.rows.tolist()
 
 
@@ -171,13 +172,23 @@ def test_on_a_device_more_candidates_than_are_worth_it_are_said_to_be_crowded():
     assert not len(found.rows)
 
 
+ALONG = {"k": 4, "score": "contribution", "allow_inexact": True}
+WEIGHED = [
+    {"k": 6, "score": "cosine"},
+    ALONG | {"target": 1, "by": "label"},
+    ALONG | {"target": np.arange(10, dtype=np.float32).reshape(5, 2)},
+]
+
+
 @LOOPS
 @pytest.mark.parametrize("room", [0, 1 << 40])
 def test_answers_are_those_of_any_backend(room, rng):
     keys = rng.normal(size=(3000, 18)).astype(np.float32)
-    memory = arrays.memory({"0": keys}, {"label": [i % 3 for i in range(3000)]})
-    engine, expected = Engine(memory, TorchDeviceBackend("cpu", lambda: room)), arrays.engine(memory)
-    for named in ({"k": 7}, {"k": 3, "by": "label", "score": "abs"}, {"k": 5, "where": "label <> 1"}):
+    values, start = rng.normal(size=(3000, 2)).astype(np.float32), {"0.weight": np.zeros((2, 18), np.float32)}
+    columns = {"label": [i % 3 for i in range(3000)]}
+    memory = arrays.memory({"0": keys}, columns, values={"0": values}, initial=start, final=start, biases=False)
+    engine, expected = Engine(memory, TorchBackend(room=lambda: room)), arrays.engine(memory)
+    for named in ({"k": 7}, {"k": 3, "by": "label", "score": "abs"}, {"k": 5, "where": "label <> 1"}, *WEIGHED):
         for _ in range(2):
             ours, theirs = (one.topk("0", keys[:5], **named) for one in (engine, expected))
             for mine, right in zip(ours.slots, theirs.slots, strict=True):
@@ -191,10 +202,10 @@ def test_answers_are_those_of_any_backend(room, rng):
 @LOOPS
 def test_what_is_kept_on_the_device_is_let_go_when_the_memory_is_closed(rng):
     keys = rng.normal(size=(3000, 18)).astype(np.float32)
-    backend = TorchDeviceBackend("cpu", lambda: 1 << 40)
+    backend = TorchBackend(room=lambda: 1 << 40)
     engine = Engine(arrays.memory({"0": keys}, {"label": [0] * 3000}), backend)
     before = engine.topk("0", keys[:5], k=7)
-    copies = [weakref.ref(own.codes) for own in backend.screen._held.values()]
+    copies = [weakref.ref(codes) for codes, _ in backend.screen._held.values()]
     assert copies
     for _ in range(3):  # one copy of each source, however often it is asked
         engine.topk("0", keys[:5], k=7)
@@ -209,7 +220,7 @@ def test_what_is_kept_on_the_device_is_let_go_when_the_memory_is_closed(rng):
 @LOOPS
 def test_threads_that_ask_and_close_at_once_get_the_same_answers(rng):
     keys = rng.normal(size=(2000, 18)).astype(np.float32)
-    engine = Engine(arrays.memory({"0": keys}, {"label": [0] * 2000}), TorchDeviceBackend("cpu", lambda: 1 << 40))
+    engine = Engine(arrays.memory({"0": keys}, {"label": [0] * 2000}), TorchBackend(room=lambda: 1 << 40))
     before, found = engine.topk("0", keys[:5], k=7).ids.tobytes(), []
 
     def ask():

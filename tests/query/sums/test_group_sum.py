@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from dualform import kernels
 from dualform.errors import Inexact
 from dualform.query import groups as groups_file
-from dualform.query.sums import grouping, key_sums
+from dualform.query.sums import absolute as absolute_file, grouping, key_sums
 from tests.cases import some
 from tests.query import arrays, oracle
 
@@ -65,7 +65,7 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
         patch.setattr(grouping, "BUDGET", budget)
         patch.setattr(groups_file, "_BLOCK", block)
         patch.setattr(key_sums, "BLOCK", block)
-        patch.setattr(grouping, "_ROWS", block)
+        patch.setattr(absolute_file, "_ROWS", block)
         score = "abs" if absolute else "dot"
         found = engine_of(case).group_sum("fc", case["queries"], by=case["by"], where=where, score=score)
     assert found.groups == tuple(groups)
@@ -186,10 +186,10 @@ def test_float32_products_answer_within_a_millionth_or_not_at_all(seed, shared, 
     queries = (queries * scale).astype(np.float32)
     made = arrays.memory({"fc": rows}, {"label": label.tolist()}, rows_of_slots={"fc": of_slot} if repeats else {})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "MANY_ROWS", 100)
-        patch.setattr(grouping, "MANY_QUERIES", 1)
-        patch.setattr(grouping, "_BATCH", batch)
-        patch.setattr(grouping, "_ROWS", 256)
+        patch.setattr(absolute_file, "MANY_ROWS", 100)
+        patch.setattr(absolute_file, "MANY_QUERIES", 1)
+        patch.setattr(absolute_file, "_BATCH", batch)
+        patch.setattr(absolute_file, "_ROWS", 256)
         found = arrays.engine(made, "numpy").group_sum("fc", queries, by="label", score="abs").sums
         patch.setattr(kernels, "library", lambda: None)
         without = arrays.engine(made, "numpy").group_sum("fc", queries, by="label", score="abs").sums
@@ -211,8 +211,8 @@ def test_scores_beyond_float32_are_summed_in_float64(rng):
 def test_absolute_sums_of_too_many_groups_for_key_sums_are_products_in_float64(rng, monkeypatch, repeats):
     monkeypatch.setattr(grouping, "BUDGET", 1)
     monkeypatch.setattr(grouping, "score_every", None)  # pair by pair takes several times as long
-    monkeypatch.setattr(grouping, "_ROWS", 64)
-    monkeypatch.setattr(grouping, "_BATCH", 7)
+    monkeypatch.setattr(absolute_file, "_ROWS", 64)
+    monkeypatch.setattr(absolute_file, "_BATCH", 7)
     keys = rng.normal(size=(500, 40)).astype(np.float32)
     of_slot = rng.integers(0, 500, 900) if repeats else np.arange(500)
     position = rng.integers(0, 130, len(of_slot))

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,41 +59,11 @@ _UNIT = 2.0**-23
 """Twice what float32 may round of a number that is at most 1."""
 _NORMAL = float(np.finfo(np.float32).tiny)
 """The smallest number that float32 has whole."""
+_Products: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64] | None]
+"""float32[2, r, R]: what codes say of products of stored rows with some rows, each relative to a number of its own, and
+how far off they may be; and int64[H], where each entry stands in them, None where it stands in its own place."""
 _STEPS = 8
 """Operations of a row's term and of its bound, with those that made their factors."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Factor:
-    """What codes say of the products of a layer's stored rows with some rows, each relative to a number of its own."""
-
-    products: NDArray[np.float32]
-    """float32[r, R]."""
-    errors: NDArray[np.float32]
-    """float32[r, R]: how far off they may be."""
-    order: NDArray[np.int64] | None
-    """int64[H]: where each entry stands in them; None where it stands in its own place."""
-
-    def of(self, row: int, entries: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """float32 of some entries, twice."""
-        chosen = entries if self.order is None else self.order[entries]
-        return self.products[row, chosen], self.errors[row, chosen]
-
-
-@dataclass(frozen=True, eq=False)
-class _LayerPart:
-    """What a layer adds to the scores of some examples."""
-
-    layer: Layer
-    rows: LayerGradients
-    most_keys: NDArray[np.float64]
-    """float64[r]: the most that x . q_j + number of biases could be."""
-    most_values: NDArray[np.float64]
-    """float64[r]: the most that delta . e_j could be."""
-
-    @property
-    def most(self) -> NDArray[np.float64]:
-        return self.most_keys * self.most_values
 
 
 def candidates(
@@ -110,36 +80,18 @@ def candidates(
     stays = np.flatnonzero(scores.stays(space))
     for part in _parts(scores):
         bounds = _bounds(scores, space, part, screen, check)
-        if bounds is not None:
-            divide(range(len(part)), partial(_judge, bounds, stays, k, part, found))
+        if bounds is None:
+            continue
+
+        def judge(_: int, place: int, part: range = part, bounds: NDArray[np.float32] = bounds) -> None:
+            middle, off = bounds[:, place] if len(stays) == bounds.shape[2] else bounds[:, place, stays]
+            with np.errstate(invalid="ignore"):
+                floor = _floor(middle - off, k)
+                found[part[place]] = stays[~(middle + off < floor)]  # what is not a number is kept
+
+        divide(range(len(part)), judge)
         check()
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Bounds:
-    """float32[examples, T] each, relative to the most that a score could be: as codes have it, and how far off."""
-
-    middle: NDArray[np.float32]
-    off: NDArray[np.float32]
-
-
-def _judge(
-    bounds: _Bounds,
-    stays: NDArray[np.int64],
-    k: int,
-    part: range,
-    found: list[NDArray[np.int64] | None],
-    _worker: int,
-    place: int,
-) -> None:
-    """Enter the candidates of one example of a part."""
-    middle, off = bounds.middle[place], bounds.off[place]
-    if len(stays) < len(middle):
-        middle, off = middle[stays], off[stays]
-    with np.errstate(invalid="ignore"):
-        floor = _floor(middle - off, k)
-        found[part[place]] = stays[~(middle + off < floor)]  # what is not a number is kept
 
 
 def _floor(lows: NDArray[np.float32], k: int) -> np.float32:
@@ -153,95 +105,95 @@ def _floor(lows: NDArray[np.float32], k: int) -> np.float32:
     return np.partition(best, len(best) - k)[len(best) - k] if k <= len(best) else np.float32(-np.inf)
 
 
-def _bounds(scores: GradientScores, space: str, examples: range, screen: Screen, check: Check) -> _Bounds | None:
-    """None where something leaves the range of codes or of float32."""
+def _bounds(
+    scores: GradientScores, space: str, examples: range, screen: Screen, check: Check
+) -> NDArray[np.float32] | None:
+    """float32[2, examples, T], relative to the most that a score could be: as codes have it, and how far off.
+
+    None where something leaves the range of codes or of float32.
+    """
     view, count = scores.view, len(examples)
-    bounds = _Bounds(*np.zeros((2, count, view.snapshot.space(space).count), dtype=np.float32))
-    most, terms, parts = np.zeros(count), np.zeros(count), list[_LayerPart]()
+    bounds = np.zeros((2, count, view.snapshot.space(space).count), dtype=np.float32)
+    most, parts = np.zeros(count), list[tuple[Layer, LayerGradients, NDArray[np.float64], NDArray[np.float64]]]()
+    terms = np.zeros(count)
     for name, layer in scores.layers.items():
         given = scores.examples.layers.get(name)
         rows = None if given is None else given.chosen(examples)
         if rows is None:
             continue
-        longest_key = float(key_norms(view, name, check).max(initial=0.0))
-        longest_value = float(value_norms(view, name, check).max(initial=0.0))
-        most_keys = longest_key * norms(rows.keys) + len(layer.biases)
-        part = _LayerPart(layer, rows, most_keys, longest_value * norms(rows.errors))
-        most += np.bincount(rows.examples, part.most, count)
+        # The most that x . q_j + number of biases could be, and delta . e_j.
+        of_keys = float(key_norms(view, name, check).max(initial=0.0)) * norms(rows.keys) + len(layer.biases)
+        of_values = float(value_norms(view, name, check).max(initial=0.0)) * norms(rows.errors)
+        most += np.bincount(rows.examples, of_keys * of_values, count)
         terms += np.bincount(rows.examples, minlength=count)
-        parts.append(part)
+        parts.append((layer, rows, of_keys, of_keys * of_values))
     if not np.isfinite(most).all():
         return None
-    for part in parts:
-        added = _added(part, most, view, screen, check)
-        if added is None:
+    for layer, rows, of_keys, own in parts:
+        # Rows whose products are all zero, those of zeros first of all, are left out.
+        key_scale, value_scale = np.zeros((2, len(own)))
+        np.divide(1.0, of_keys, out=key_scale, where=own > 0)
+        np.divide(of_keys, most[rows.examples], out=value_scale, where=own > 0)
+        keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
+        left = _products(keys, rows.keys, key_scale, screen, check)
+        right = _products(values, rows.errors, value_scale, screen, check)
+        if left is None or right is None:
             return None
-        divide(range(count), partial(_add, bounds, *added))
+        shifts = (len(layer.biases) * key_scale).astype(np.float32)
+        divide(range(count), partial(_add, bounds, view.snapshot.entries(layer.name), rows, left, right, shifts))
     rounding = ((_STEPS + terms) * _UNIT).astype(np.float32)[:, None]
-    bounds.off[...] += rounding * (1 + bounds.off)
+    bounds[1] += rounding * (1 + bounds[1])
     return bounds
 
 
-def _added(
-    part: _LayerPart, most: NDArray[np.float64], view: View, screen: Screen, check: Check
-) -> tuple[_LayerPart, NDArray[np.float32], _Factor, _Factor, Entries] | None:
-    """What `_add` takes of a layer; `most` float64[n]: the most that a score of each example could be."""
-    name, rows = part.layer.name, part.rows
-    # Rows whose products are all zero, those of zeros first of all, are left out.
-    counts = part.most > 0
-    of_keys, of_values = np.zeros((2, len(counts)))
-    np.divide(1.0, part.most_keys, out=of_keys, where=counts)
-    np.divide(part.most_keys, most[rows.examples], out=of_values, where=counts)
-    shift = (len(part.layer.biases) * of_keys).astype(np.float32)
-    keys = _factor(view.snapshot.keys(name), rows.keys, of_keys, screen, check)
-    values = _factor(view.snapshot.values(name), rows.errors, of_values, screen, check)
-    if keys is None or values is None:
-        return None
-    return part, shift, keys, values, view.snapshot.entries(name)
-
-
 def _add(
-    bounds: _Bounds,
-    layer: _LayerPart,
-    shift: NDArray[np.float32],
-    of_keys: _Factor,
-    of_values: _Factor,
+    bounds: NDArray[np.float32],
     own: Entries,
+    rows: LayerGradients,
+    left: _Products,
+    right: _Products,
+    shifts: NDArray[np.float32],
     _worker: int,
     place: int,
 ) -> None:
-    """Add one layer's part to the score of one example, some entries at a time, which the cache holds. `shift`
+    """Add one layer's part to the score of one example, some entries at a time, which the cache holds. `shifts`
     float32[r]: what the biases bring, relative as the products of keys are.
     """
-    middle, off = bounds.middle[place], bounds.off[place]
-    rows = layer.rows.of(place).tolist()
+    middle, off = bounds[:, place]
+    numbers = rows.of(place).tolist()
     for start in range(0, own.count, _BLOCK):
         part = slice(start, min(start + _BLOCK, own.count))
         sums = (middle[part], off[part]) if own.slots is None else np.zeros((2, part.stop - start), np.float32)
-        for row in rows:
-            kernels.add_pairs(*of_keys.of(row, part), *of_values.of(row, part), float(shift[row]), *sums)
+        for row in numbers:
+            (a, a_error), (b, b_error) = (_of_entries(products, row, part) for products in (left, right))
+            kernels.add_pairs(a, a_error, b, b_error, float(shifts[row]), *sums)
         if own.slots is not None:
             middle[own.slots[part]] += sums[0]
             off[own.slots[part]] += sums[1]
 
 
-def _factor(
-    stored: Rows, rows: NDArray[np.float32], factors: NDArray[np.float64], screen: Screen, check: Check
-) -> _Factor | None:
-    """The products of stored rows and float32[r, d], times float64[r]. None for rows that cannot be coded; of rows of
-    zeros, and for factors of zero, products are zero.
+def _of_entries(products: _Products, row: int, part: slice) -> NDArray[np.float32]:
+    """float32[2, entries]."""
+    found, order = products
+    return found[:, row, part] if order is None else np.take(found[:, row], order[part], axis=1)
+
+
+def _products(
+    stored: Rows, rows: NDArray[np.float32], scales: NDArray[np.float64], screen: Screen, check: Check
+) -> _Products | None:
+    """Products of stored rows and float32[r, d], times float64[r]; of rows of zeros, and for scales of zero, zero.
+
+    None for rows that cannot be coded.
     """
-    asked = (factors != 0) & rows.any(axis=1)
-    count, of_query = stored.stored_rows, factors.astype(np.float32)[asked]
+    asked = (scales != 0) & rows.any(axis=1)
+    count, of_query = stored.stored_rows, scales.astype(np.float32)[asked]
     if not can_quantise(rows[asked]).all() or not ((of_query >= _NORMAL) & (of_query < np.inf)).all():
         return None
-    products, errors = np.zeros((2, len(rows), count), dtype=np.float32)
+    found = np.zeros((2, len(rows), count), dtype=np.float32)
     if asked.any():
-        found = code_products(stored, screen.codes, rows[asked], np.ones(count, np.float32), of_query, check)
-        if asked.all():
-            return _Factor(*found, stored.order)
-        products[asked], errors[asked] = found
-    return _Factor(products, errors, stored.order)
+        ones = np.ones(count, np.float32)
+        found[:, asked] = code_products(stored, screen.codes, rows[asked], ones, of_query, check)
+    return found, stored.order
 
 
 def _parts(scores: GradientScores) -> Sequence[range]:
@@ -304,11 +256,12 @@ def gradient_top_k(view: View, question: GradientTopK, examples: ExampleGradient
         if near is None:
             left.append(example)
         else:
-            ids[example], found[example] = _best(scores.of_slots(space, example, near, check), near, each)
+            (own,) = scores.of(space, [example], near, check)
+            ids[example], found[example] = _best(own, near, each)
     for part in parts(len(left), len(stays)):
         chosen = [left[place] for place in part]
-        for example, own in zip(chosen, scores.of(space, chosen, check), strict=True):
-            ids[example], found[example] = _best(own[slots], slots, each)
+        for example, own in zip(chosen, scores.of(space, chosen, slots, check), strict=True):
+            ids[example], found[example] = _best(own, slots, each)
     view.tally.add(queries=count, fallbacks=0 if screened is None else len(left))
     counts = np.full((count, 1), each, dtype=np.int64)
     scan = view.scan(began, len(stays), len(slots), view.backend.name, space)
@@ -318,7 +271,7 @@ def gradient_top_k(view: View, question: GradientTopK, examples: ExampleGradient
 def _screened(scores: GradientScores, space: str, k: int, check: Check) -> Sequence[NDArray[np.int64] | None] | None:
     """By example, the slots that can be among its k best; None where all have to be scored, or no screen could help."""
     screen: Screen | None = getattr(scores.view.backend, "screen", None)
-    if screen is None or not screen.weighs or k * _ONE_IN > scores.view.snapshot.space(space).count:
+    if screen is None or k * _ONE_IN > scores.view.snapshot.space(space).count:
         return None
     return candidates(scores, space, k, screen, check)
 
@@ -341,25 +294,25 @@ def gradient_sum(view: View, question: GradientSum, examples: ExampleGradients, 
     scores = gradient_scores(view, question.layers, question.where, examples, check)
     count, k = examples.count, question.k
     most = inf if k is not None else view.bounds.answer_bytes // (SUM_BYTES * (count + 1))
-    own = {space: _groups(scores, space, question.by, check, most) for space in scores.spaces}
-    check_spaces(view, own.keys(), question.by)
-    keys, places = joined_keys({space: groups.keys for space, groups in own.items()})
+    grouped = {space: _groups(scores, space, question.by, check, most) for space in scores.spaces}
+    check_spaces(view, grouped.keys(), question.by)
+    keys, places = joined_keys({space: groups.keys for space, groups in grouped.items()})
     counts = np.zeros(len(keys), dtype=np.int64)
-    for space, groups in own.items():
+    for space, groups in grouped.items():
         counts[places[space]] += groups.counts
     each = SUM_BYTES * (len(keys) if k is None else 3 * min(k, len(keys)))
     view.bounds.require(count, each, "Ask with at most {} examples at a time, or by fewer groups.", "by")
     sums, numbers = [], []
-    for part in parts(count, max(view.snapshot.space(space).count for space in own)):
+    for part in parts(count, max(view.snapshot.space(space).count for space in grouped)):
         found = np.zeros((len(part), len(keys)))
-        for space, groups in own.items():
-            for total, slots in zip(found, scores.of(space, part, check), strict=True):
-                total[places[space]] += np.bincount(groups.numbers, slots[groups.entries], len(groups.keys))
+        for space, groups in grouped.items():
+            for total, own in zip(found, scores.of(space, part, groups.entries, check), strict=True):
+                total[places[space]] += np.bincount(groups.numbers, own, len(groups.keys))
         if k is not None:
             found, chosen = largest(found, k)
             numbers.append(chosen)
         sums.append(found)
-    spaces = list(own)
+    spaces = list(grouped)
     space = spaces[0] if len(spaces) == 1 else ""
     slots = sum(view.snapshot.space(one).count for one in spaces)
     scan = view.scan(began, slots, int(counts.sum()), view.backend.name, space or None)

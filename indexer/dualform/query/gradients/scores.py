@@ -23,7 +23,7 @@ Shapes: b slots of a block, r rows of an example, d_in and d_out of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +34,6 @@ from dualform.errors import BadInput, Inexact, NotFound
 from dualform.query.score.canonical import score_rows
 from dualform.query.slots import within
 from dualform.query.view import Check, View
-from dualform.query.weights.slot_products import blocks, places
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import QuerySetExamples
@@ -216,52 +215,34 @@ class GradientScores:
                 found[self._slots(name)] = True
         return found
 
-    def of(self, space: str, examples: Sequence[int], check: Check) -> NDArray[np.float64]:
-        """float64[examples, T]: 0 for slots that do not stay. Raises Inexact where one is not finite."""
-        found = np.zeros((len(examples), self.view.snapshot.space(space).count))
-        paired = pairings(self.layers)
+    def of(self, space: str, examples: Sequence[int], slots: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
+        """float64[examples, c]: of some slots that stay, int64[c] ascending. Raises Inexact where one is not finite."""
+        found, paired = np.zeros((len(examples), len(slots))), pairings(self.layers)
         rows = [self._rows_of(example) for example in examples]
         for name, layer in self.layers.items():
             if layer.space != space:
                 continue
-            slots = self._slots(name)
-            for part, products in self._products(layer, self.selections[name].entries, check):
-                for own, given in zip(found, rows, strict=True):
-                    check()
-                    own[slots[part]] += products.with_rows(paired[name], given)
-        found += 0.0  # -0.0 becomes 0.0
-        if not np.isfinite(found).all():
-            self._refuse(space, int(np.flatnonzero(~np.isfinite(found).all(axis=0))[0]))
-        return found
-
-    def of_slots(self, space: str, example: int, slots: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
-        """float64[c]: the same of some slots that stay, int64[c] ascending, and one example."""
-        found, paired, rows = np.zeros(len(slots)), pairings(self.layers), self._rows_of(example)
-        for name, layer in self.layers.items():
-            if layer.space != space:
-                continue
-            check()
-            there, chosen = self._entries_of(name, slots)
             keys, values = self.view.snapshot.keys(name), self.view.snapshot.values(name)
-            products = Products(Rows(keys.of_entries(chosen), values.take(chosen)))
-            found[there] += products.with_rows(paired[name], rows)
+            there, entries = self._entries_of(name, slots)
+            size = int(np.clip(_BLOCK_BYTES // (8 * (layer.d_in + layer.d_out)), 64, 8192))
+            for start in range(0, len(entries), size):
+                check()
+                chosen, own = entries[start : start + size], there[start : start + size]
+                products = Products(Rows(keys.of_entries(chosen), values.take(chosen)))
+                for scores, given in zip(found, rows, strict=True):
+                    check()
+                    scores[own] += products.with_rows(paired[name], given)
         found += 0.0  # -0.0 becomes 0.0
         if not np.isfinite(found).all():
-            self._refuse(space, int(slots[~np.isfinite(found)][0]))
+            self._refuse(space, int(slots[~np.isfinite(found).all(axis=0)][0]))
         return found
 
-    def _entries_of(self, layer: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """bool[c]: which of some slots a layer has and the mask leaves; and their entries."""
-        selection, entries = self.selections[layer], self.view.snapshot.entries(layer)
-        own = entries.slots
-        if own is None:
-            there = selection.stays[slots]
-            return there, slots[there]
-        if not len(own):
-            return np.zeros(len(slots), np.bool_), np.empty(0, np.int64)
-        places = np.minimum(np.searchsorted(own, slots), len(own) - 1)
-        there = (own[places] == slots) & selection.stays[places]
-        return there, places[there]
+    def _entries_of(self, layer: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """int64 twice: where those of some slots stand that a layer has and the mask leaves; and their entries."""
+        entries = self.view.snapshot.entries(layer).of(slots)
+        there = np.flatnonzero(entries >= 0)
+        there = there[self.selections[layer].stays[entries[there]]]
+        return there, entries[there]
 
     def _refuse(self, space: str, slot: int) -> None:
         raise Inexact(
@@ -280,15 +261,6 @@ class GradientScores:
                 rows = own.of(example)
                 found[name] = Rows(own.keys[rows], own.errors[rows])
         return found
-
-    def _products(self, layer: Layer, entries: NDArray[np.int64], check: Check) -> Iterator[tuple[slice, Products]]:
-        """Blocks of the entries that stay: where they are among those, and their products to be made."""
-        keys, values = self.view.snapshot.keys(layer.name), self.view.snapshot.values(layer.name)
-        size = int(np.clip(_BLOCK_BYTES // (8 * (layer.d_in + layer.d_out)), 64, 8192))
-        for start, stop, part in blocks(entries, keys.entries, size):
-            check()
-            chosen = places(entries[part], start, stop)
-            yield part, Products(Rows(keys.entry_block(start, stop)[chosen], values.block(start, stop)[chosen]))
 
 
 def gradient_scores(

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,6 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.kernels.arguments import RowAddresses
 from dualform.kernels.workers import divide
-from dualform.query.score.backends import Floats
 from dualform.store.rows import Rows
 from dualform.store.sources.segment_rows import FEW_ROWS
 
@@ -277,33 +275,3 @@ def score_every(
         found = score_pairs(keys, np.repeat(own, len(queries)), np.tile(query, len(own)), queries)
         scores[:, start : start + _TAKEN] = found.reshape(len(own), len(queries)).T
     return scores
-
-
-F = TypeVar("F", bound=Floats)
-
-
-class Score(Protocol):
-    """One kind of score of a key and a query."""
-
-    name: str
-    """The name that questions give it."""
-
-
-@runtime_checkable
-class ProductScore(Score, Protocol):
-    """A score that follows from the inner product of a key and a query alone."""
-
-    linear: bool
-    """Whether the score is the inner product itself: the rows that a backend finds best are then the best ones, and
-    sums of scores follow from sums of keys alone."""
-    screens_absolute: bool
-    """What the compiled screen is told: whether rows rank by the absolute value of the inner product, or by the inner
-    product itself. It knows no other score."""
-
-    def of(self, products: F) -> F:
-        """The scores of inner products, which may be written over.
-
-        The two searchers of rows apply it to canonical inner products and to those of a scan, whose error bound has to
-        hold for the scores as well: it must round nothing, and |of(a) - of(b)| must be at most |a - b|.
-        """
-        ...

@@ -1,62 +1,50 @@
-"""Finds the best entries of each query by scores of every row.
+"""Exact top-k: candidates by scores with a bound, reranked canonically, held in one buffer, plain or by group.
 
-The k best entries of each query in each group by a scan, exact as in best_entries.
+Shapes: n queries, b rows of a block, R stored rows, H entries, G groups (1 without columns), c candidates.
 
-Shapes: n queries, m entries that the mask leaves, G groups, c candidates.
+A score is the inner product of key and query times a weight of the row or entry, or its absolute value
+(query/score/algebra.py). Whatever computes it, each score lies within a known distance of the canonical one. What could
+reach the k-th best lower bound of its cell is a candidate; only canonical scores rank, so the answer is that of a
+canonical scan over every row. A cell is one group of one query.
 
-The scores of all slots are held for one query at a time. A group's floor is the k-th best lower bound among its slots;
-slots that can reach it are scored again canonically. Where slots have factors of their own, as contributions have, a
-slot's score is that of its key times its factor, and slots that share a key differ.
-
-The k best entries of each query by a scan, exact whatever scored the keys.
-
-Shapes: n queries, b rows of a block, c candidates.
-
-Every row whose score could reach the k-th best, given the error bound of the scan, is a candidate. Candidates are
-scored again canonically, and only those scores rank, so the answer is that of a canonical scan over every row.
-
-Scores of blocks of keys that are inner products divided by the lengths of key and query.
-
-Shapes: n queries, b rows of a block, c candidates.
-
-The quotient of a scan and the canonical one share their divisor, fl(|x| |q|) of canonical lengths, so that they lie
-apart by the bound of the products over that divisor, and by roundings of numbers of about 1: those of two quotients,
-and that of the canonical one to the float32 that ranks. What the lengths leave of the bound is a constant but for
-products that may have been flushed to zero, which counts for more the shorter the key.
-
-Scores of blocks of keys, with the bound that they keep, and the canonical scores of what is left of them.
-
-Shapes: n queries, b rows of a block, R stored rows, c candidates.
+Candidates are stored rows. They are entries where entries that share a key differ: in group, or in weight.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
-from dualform.query.score.backends import Backend, Floats, TopKBackend, score_float64
-from dualform.query.score.canonical import (
-    FLOAT32,
-    FLOAT64,
-    Bound,
-    ProductScore,
-    as_float32,
-    bound,
-    cosines,
-    divisors,
-    norms,
-    overflows,
-    score_pairs,
-)
+from dualform.query.score.algebra import Score, Weights
+from dualform.query.score.backends import Floats, score_float64
+from dualform.query.score.canonical import FLOAT32, FLOAT64, bound, norms, overflows, score_pairs
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.view import Check, View
+from dualform.store.sources.key_format import KeySource
+
+Ranked: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Entries of the layer and their scores, best first."""
+
+_BLOCK_BYTES = 128 << 20
+"""Of keys: large blocks, for BLAS is twice as slow on small ones."""
+_SPARSE = 4
+"""A block of which the mask leaves less than one row in this many is gathered before it is scored."""
+BATCH = 128
+"""Queries that share one pass over the keys."""
+_CELLS = 1 << 22
+"""Cells of the queries that share one."""
+_PENDING = 1 << 17
+"""Candidates that wait to be scored, at least."""
+_SLACK = 2.0**-22
+"""Relative: above what float32 and a few float64 operations round of a weight, of its product and of a score that is
+ranked as float32."""
 
 
 def best_of_cells(
@@ -77,400 +65,264 @@ def best_of_cells(
     return kept
 
 
-Ranked: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Entries of the layer and their scores, best first."""
+class CellHits(NamedTuple):
+    """Entries with their canonical scores, by cell (query * G + group)."""
+
+    cells: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    scores: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[CellHits]) -> CellHits:
+        empty = cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+        return cls(*map(np.concatenate, zip(empty, *parts, strict=True)))
+
+    def best(self, k: int) -> CellHits:
+        kept = best_of_cells(self.cells, self.scores, self.entries, k)
+        return CellHits(self.cells[kept], self.entries[kept], self.scores[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """What candidates are."""
+
+    entries: bool
+    """Whether they are entries, not stored rows."""
+    group: NDArray[np.int32] | None
+    """int32[R or H]: the group of each, -1 for one that the mask leaves out; None if all are in group 0."""
+    sources: Sequence[KeySource] = ()
+    """The key sources of which the mask leaves a row."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.group is None else self.group.nbytes
+
+    def groups_of(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros(len(units), np.int64) if self.group is None else self.group[units].astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """What is looked for: the k best entries of a layer, or of each group."""
+    """What is looked for: the k best entries of a layer for each query, or of each group."""
 
     view: View
     layer: str
     rows: KeyRows
     groups: Groups | None
     k: int
+    queries: NDArray[np.float32]
+    """float32[n, d]."""
+    absolute: bool
+    """Whether the absolute value of the product counts."""
+    weights: Weights | None
+    """What multiplies products; None for 1."""
     check: Check
 
-
-class Searcher(Protocol):
-    def find(self, search: Search, queries: NDArray[np.float32]) -> Sequence[Ranked | None]:
-        """The best entries for each of float32[n, d], group after group; None for a query that it cannot decide."""
-        ...
-
-
-_BLOCK_BYTES = 128 << 20
-"""Of keys: large blocks, for BLAS is twice as slow on small ones."""
-_SPARSE = 4
-"""A block of which the mask leaves less than one row in this many is gathered before it is scored."""
-
-
-@dataclass(frozen=True)
-class KeyBlock:
-    """Some rows whose scores are asked for."""
-
-    rows: NDArray[np.int64]
-    """int64[b], ascending."""
-    keys: NDArray[np.float32]
-    """float32[b, d]."""
-    stays: NDArray[np.bool_] | None
-    """bool[b]: which of them count; None where all do."""
-    largest: float
-    """The largest norm among those that count."""
-
-
-@dataclass(frozen=True, eq=False)
-class Scorer(ABC):
-    """Scores one batch of queries. Products are the backend's, in float32, or float64 where float32 could overflow."""
-
-    rows: KeyRows
-    queries: NDArray[np.float32]
-    norms: NDArray[np.float64]
-    """float64[n]."""
-    backend: Backend
-    wide: bool
-    """In float64."""
-    bound: Bound
-    """Of the products."""
-
     @classmethod
-    def of(cls, search: Search, queries: NDArray[np.float32], *own: Any) -> Self:
-        """The scorer of float32[n, d]; `own` are the fields that a kind of scorer adds."""
-        lengths, backend = norms(queries), search.view.backend
-        wide = overflows(search.rows.largest, float(lengths.max(initial=0.0)))
-        unit, rounding = (FLOAT64, 0.0) if wide else (FLOAT32, backend.rounding)
-        return cls(search.rows, queries, lengths, backend, wide, bound(queries.shape[1], unit, rounding), *own)
-
-    def products(self, block: KeyBlock, only: NDArray[np.int64] | slice) -> Floats:
-        """[n, b]: inner products of some queries."""
-        multiply = score_float64 if self.wide else self.backend.scores
-        with np.errstate(all="ignore"):  # rows that the mask leaves out may hold anything
-            return multiply(block.keys, self.queries[only])
-
-    def canonical_products(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        """float64[c]: the canonical inner products of some rows and one query."""
-        return score_pairs(self.rows.keys, rows, np.zeros(len(rows), dtype=np.int64), self.queries[query, None])
+    def of(
+        cls,
+        score: Score,
+        view: View,
+        layer: str,
+        rows: KeyRows,
+        groups: Groups | None,
+        k: int,
+        queries: NDArray[np.float32],
+        check: Check,
+    ) -> Search:
+        weights = score.weights(view, layer, rows, queries)
+        return cls(view, layer, rows, groups, k, queries, score.absolute, weights, check)
 
     @property
-    def linear(self) -> bool:
-        """Whether a score is the inner product itself, so that a backend may say which rows are the best of a block."""
-        return False
-
-    @abstractmethod
-    def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
-        """[n, b] of all queries, or of some."""
-
-    @abstractmethod
-    def errors(self, block: KeyBlock) -> NDArray[np.float64]:
-        """float64[n]: how far the scores of a block can lie from the canonical ones."""
-
-    @abstractmethod
-    def errors_of(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        """float64[c]: the same of some rows, each for itself, and one query."""
-
-    @abstractmethod
-    def canonical(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        """float64[c]: the canonical scores of some rows and one query, by which they rank."""
-
-
-@dataclass(frozen=True, eq=False)
-class ProductScorer(Scorer):
-    """Of a score that follows from the inner product: its scores lie as close to the canonical ones as products do."""
-
-    score: ProductScore
+    def cells_each(self) -> int:
+        """G."""
+        return 1 if self.groups is None else len(self.groups.counts)
 
     @property
-    def linear(self) -> bool:
-        return self.score.linear
+    def by_row(self) -> bool:
+        """Whether all entries of a stored row score alike."""
+        return self.weights is None or self.weights.by_row
 
-    def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
-        return self.score.of(self.products(block, only))
+    @cached_property
+    def units(self) -> Units:
+        """Rows, where each is in one group only; else entries."""
+        key = ("units", self.layer, self.rows.identity, () if self.groups is None else self.groups.by)
+        return self.view.cache.get(key, self._units)
 
-    def errors(self, block: KeyBlock) -> NDArray[np.float64]:
-        return self.bound.slope * block.largest * self.norms + self.bound.flush * (block.largest + self.norms + 1.0)
+    def _units(self) -> Units:
+        rows, groups = self.rows, self.groups
+        sources = tuple(s for s in rows.keys.sources if rows.stays[s.first_row : s.first_row + s.rows].any())
+        if groups is None:
+            return Units(False, None if rows.stays.all() else np.where(rows.stays, 0, -1).astype(np.int32), sources)
+        of_row, own = np.full(rows.keys.rows, -1, np.int32), rows.rows_of(groups.entries)
+        of_row[own] = groups.numbers
+        alone = rows.keys.row_of_entry is None or np.array_equal(of_row[own], groups.numbers)
+        return Units(False, of_row, sources) if alone else self.entry_units()
 
-    def errors_of(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        return self.bound.of(self.rows.norms[rows], float(self.norms[query]))
+    def entry_units(self) -> Units:
+        if self.groups is None:
+            return Units(True, None)
+        of_entry = np.full(self.rows.keys.entries, -1, np.int32)
+        of_entry[self.groups.entries] = self.groups.numbers
+        return Units(True, of_entry)
 
-    def canonical(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        return self.score.of(self.canonical_products(rows, query))
+    def exact(
+        self, products: NDArray[np.float64], query: NDArray[np.int64] | int, of: NDArray[np.int64] | None
+    ) -> NDArray[np.float64]:
+        """float64[c]: the canonical scores of canonical products, which may be written over; `of` are rows, or entries
+        unless `by_row`, where None is all that stay.
+        """
+        if self.absolute:
+            return np.abs(products, out=products)
+        return products if self.weights is None else self.weights.weigh(products, query, of, self.check)
 
 
-ScorerOf: TypeAlias = Callable[[Search, NDArray[np.float32]], Scorer]
-"""Makes the scorer of float32[n, d]."""
+def rerank(search: Search, query: NDArray[np.int64], units: NDArray[np.int64], of: Units) -> CellHits:
+    """The k best of each cell among candidates: units int64[c] of the queries int64[c]."""
+    keys, k = search.rows, search.k
+    if of.entries:
+        # The entries of a row share its product.
+        pairs, index = np.unique(query * keys.keys.rows + keys.rows_of(units), return_inverse=True)
+        number, rows = np.divmod(pairs, max(1, keys.keys.rows))
+        products = score_pairs(keys.keys, rows, number, search.queries, search.check)
+        if search.by_row:
+            products = search.exact(products, number, rows)
+        scores, entries = products[index], units
+    else:
+        scores = score_pairs(keys.keys, units, query, search.queries, search.check)
+        if search.by_row:
+            scores = search.exact(scores, query, units)
+            if keys.keys.row_of_entry is not None:
+                # A row that k others of its cell beat brings none of its entries, however many those are.
+                cells = query * search.cells_each + of.groups_of(units)
+                kept = best_of_cells(cells, scores, keys.first_entries(units), k)
+                query, units, scores = query[kept], units[kept], scores[kept]
+        entries, index = keys.entries_of(units)
+        query, units, scores = query[index], units[index], scores[index]
+    if not search.by_row:
+        scores = search.exact(scores, query, entries)
+    return CellHits(query * search.cells_each + of.groups_of(units), entries, scores).best(k)
+
+
+class TopKBuffer:
+    """The best of each cell so far, and the candidates that have not been scored yet."""
+
+    def __init__(self, search: Search, numbers: NDArray[np.int64], of: Units) -> None:
+        """`numbers`: of the queries."""
+        self._search, self._numbers, self._of = search, numbers, of
+        self.floors = np.full((len(numbers), search.cells_each), -np.inf)
+        """A lower bound of the k-th best score of each cell; -inf while fewer were seen."""
+        self._pending: list[tuple[int, NDArray[np.int64]]] = []
+        self._waiting = 0
+        self._best = CellHits.joined([])
+
+    def offer(
+        self, place: int, units: NDArray[np.int64], scores: Floats, errors: NDArray[np.float64] | np.float64
+    ) -> None:
+        """The scores of some units for one query, and how far off they may be. What could reach its floor is held."""
+        floors = self.floors[place]
+        groups = None if len(floors) == 1 or self._of.group is None else self._of.group[units]
+        own = floors[0] if groups is None else floors[groups]
+        if np.min(own, initial=np.inf) == -np.inf:
+            self._raise(floors, scores - errors, groups)
+            own = floors[0] if groups is None else floors[groups]
+        found = units[scores >= own - errors]
+        if len(found):
+            self._pending.append((place, found))
+            self._waiting += len(found)
+            if self._waiting > max(_PENDING, 2 * self._search.k * self.floors.size):
+                self._settle()
+
+    def _raise(self, floors: NDArray[np.float64], low: NDArray[np.float64], groups: NDArray[np.int32] | None) -> None:
+        """To the k-th best lower bounds of some units alone."""
+        k = self._search.k
+        if groups is None:
+            if len(low) >= k:
+                floors[0] = max(floors[0], np.partition(low, len(low) - k)[len(low) - k])
+            return
+        order = np.lexsort((-low, groups))
+        starts = np.searchsorted(groups[order], np.arange(len(floors) + 1))
+        enough = np.flatnonzero(np.diff(starts) >= k)
+        floors[enough] = np.maximum(floors[enough], low[order[starts[enough] + k - 1]])
+
+    def _settle(self) -> None:
+        """Score the candidates canonically and keep the best."""
+        search, k = self._search, self._search.k
+        counts = [len(units) for _, units in self._pending]
+        places = np.repeat(np.array([place for place, _ in self._pending], np.int64), counts)
+        units = np.concatenate([np.empty(0, np.int64), *(units for _, units in self._pending)])
+        self._pending, self._waiting = [], 0
+        found = rerank(search, self._numbers[places], units, self._of)
+        self._best = best = CellHits.joined([self._best, found]).best(k)
+        last = np.flatnonzero(best.cells[k - 1 :] == best.cells[: max(0, len(best.cells) - k + 1)])
+        query, group = np.divmod(best.cells[last], search.cells_each)
+        cell = np.searchsorted(self._numbers, query), group
+        self.floors[cell] = np.maximum(self.floors[cell], best.scores[last + k - 1])
+
+    def hits(self) -> CellHits:
+        self._settle()
+        return self._best
 
 
 def block_rows(width: int) -> int:
     return int(np.clip(_BLOCK_BYTES // (4 * max(1, width)), 1024, 1 << 17))
 
 
-def _ranges(rows: KeyRows) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that no key source's end cuts, for a block across it would be copied together."""
+def _blocks(rows: KeyRows) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Numbers and keys of rows, block by block, of blocks of which the mask leaves any: few of them are gathered. No
+    block goes across the end of a key source, for it would be copied together.
+    """
     size = block_rows(rows.keys.width)
     for first, last in pairwise([*rows.source_starts, rows.keys.rows]):
         parts = max(1, -(-(last - first) // size))
-        yield from pairwise(first + (last - first) * part // parts for part in range(parts + 1))
+        for start, stop in pairwise(first + (last - first) * part // parts for part in range(parts + 1)):
+            stays = rows.stays[start:stop]
+            if count := int(np.count_nonzero(stays)):
+                keys, numbers = rows.keys.block(start, stop), np.arange(start, stop)
+                few = count * _SPARSE < len(stays)
+                yield (numbers[stays], keys[stays]) if few else (numbers, keys)
 
 
-def blocks(rows: KeyRows) -> Iterator[KeyBlock]:
-    """The rows that the mask leaves, block by block; blocks without any are not read."""
-    for start, stop in _ranges(rows):
-        stays = rows.stays[start:stop]
-        count = int(np.count_nonzero(stays))
-        if count == 0:
-            continue
-        keys, numbers = rows.keys.block(start, stop), np.arange(start, stop)
-        largest = float(rows.norms[start:stop].max(where=stays, initial=0.0))
-        if count == len(stays):
-            yield KeyBlock(numbers, keys, None, largest)
-        elif count * _SPARSE < len(stays):
-            yield KeyBlock(numbers[stays], keys[stays], None, largest)
-        else:
-            yield KeyBlock(numbers, keys, stays, largest)
+def scan(search: Search, numbers: NDArray[np.int64]) -> CellHits:
+    """The best of the queries with these numbers, ascending, by products of every row: in float32, or in float64 where
+    float32 could overflow.
+    """
+    repeats = search.rows.keys.row_of_entry is not None
+    of = search.units if search.by_row or not repeats else search.entry_units()
+    size = int(np.clip(_CELLS // search.cells_each, 1, BATCH))
+    batches = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    return CellHits.joined([_scan(search, batch, of) for batch in batches])
 
 
-_COSINE_ROUNDING = FLOAT32 + 2.0**-50
-"""Above that of the float32, of the two quotients, and of the bound itself."""
-
-
-class CosineScorer(Scorer):
-    def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
+def _scan(search: Search, batch: NDArray[np.int64], of: Units) -> CellHits:
+    rows, weights, backend = search.rows, search.weights, search.view.backend
+    queries = search.queries[batch]
+    lengths, buffer = norms(queries), TopKBuffer(search, batch, of)
+    wide = overflows(rows.largest, float(lengths.max(initial=0.0)))
+    multiply = score_float64 if wide else backend.scores
+    within = bound(rows.keys.width, *((FLOAT64, 0.0) if wide else (FLOAT32, backend.rounding)))
+    for numbers, keys in _blocks(rows):
+        search.check()
         with np.errstate(all="ignore"):  # rows that the mask leaves out may hold anything
-            return cosines(self.products(block, only), self.rows.norms[block.rows], self.norms[only, None])
-
-    def errors(self, block: KeyBlock) -> NDArray[np.float64]:
-        rows = block.rows if block.stays is None else block.rows[block.stays]
-        return self._errors(divisors(self.rows.norms[rows]).min(), divisors(self.norms))
-
-    def errors_of(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        return self._errors(divisors(self.rows.norms[rows]), divisors(self.norms[query]))
-
-    def canonical(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        """Rounded to float32: float64 tells some keys of one direction apart, and no reader would see by what."""
-        found = cosines(self.canonical_products(rows, query), self.rows.norms[rows], self.norms[query])
-        return as_float32(found).astype(np.float64)
-
-    def _errors(self, keys: NDArray[np.float64], queries: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For lengths of keys and queries, of which one may be a single number."""
-        flushed = self.bound.flush * (keys + queries + 1.0) / (keys * queries)
-        errors: NDArray[np.float64] = (self.bound.slope + flushed) * (1 + _COSINE_ROUNDING) + _COSINE_ROUNDING
-        return errors
-
-
-BATCH = 128
-"""Queries that share one pass over the keys."""
-_PENDING = 16384
-
-
-class Best:
-    """The best rows of one query so far, and the candidates that have not been scored yet."""
-
-    def __init__(self, batch: Scorer, query: int, k: int) -> None:
-        self._batch, self._query, self._k = batch, query, k
-        self._source = batch.rows
-        self.floor = -np.inf
-        """A lower bound of the k-th best score over all rows seen; -inf while fewer were seen."""
-        self._rows = np.empty(0, dtype=np.int64)
-        self._scores = np.empty(0)
-        self._pending: list[NDArray[np.int64]] = []
-        self._low: list[NDArray[np.float64]] = []
-
-    def add(self, rows: NDArray[np.int64], low: NDArray[np.float64]) -> None:
-        """Candidates with lower bounds of their scores."""
-        self._pending.append(rows)
-        self._low.append(low)
-        if sum(map(len, self._pending)) > max(_PENDING, 2 * self._k):
-            self.settle()
-        known = np.concatenate([self._scores, *self._low])
-        if len(known) >= self._k:
-            self.floor = max(self.floor, float(np.partition(known, len(known) - self._k)[len(known) - self._k]))
-
-    def settle(self) -> None:
-        """Score the candidates canonically and keep the best k rows."""
-        fresh = np.concatenate([np.empty(0, dtype=np.int64), *self._pending])
-        self._pending, self._low = [], []
-        rows = np.concatenate([self._rows, fresh])
-        scores = np.concatenate([self._scores, self._batch.canonical(fresh, self._query)])
-        order = np.lexsort((self._source.first_entries(rows), -scores))[: self._k]
-        self._rows, self._scores = rows[order], scores[order]
-
-    def ranked(self) -> Ranked:
-        """The k best entries. Every entry of a row that is not among the k best rows is beaten by k others."""
-        self.settle()
-        entries, index = self._source.entries_of(self._rows)
-        scores = self._scores[index]
-        order = np.lexsort((entries, -scores))[: self._k]
-        return entries[order], scores[order]
-
-
-def best_entries(search: Search, queries: NDArray[np.float32], scorer: ScorerOf) -> list[Ranked]:
-    """The k best entries of each of float32[n, d], or all if the mask leaves fewer."""
-    k, check = search.k, search.check
-    found = []
-    for start in range(0, len(queries), BATCH):
-        batch = scorer(search, queries[start : start + BATCH])
-        best = [Best(batch, query, k) for query in range(len(batch.queries))]
-        for block in blocks(search.rows):
-            check()
-            _scan(batch, block, best, k)
-        for one in best:
-            check()
-            found.append(one.ranked())
-    return found
-
-
-def _scan(batch: Scorer, block: KeyBlock, best: list[Best], k: int) -> None:
-    errors = batch.errors(block)
-    undecided = np.arange(len(best))
-    if isinstance(batch.backend, TopKBackend) and batch.linear and not batch.wide and block.stays is None:
-        undecided = _scan_top(batch.backend, batch, block, best, k, errors)
-    if len(undecided):
-        scores = batch.scores(block, undecided)
-        _offer(scores, block, [best[i] for i in undecided], k, errors[undecided])
-
-
-def _offer(scores: Floats, block: KeyBlock, best: list[Best], k: int, errors: NDArray[np.float64]) -> None:
-    """Hand each query those rows of a block whose score can reach its floor."""
-    if block.stays is not None:
-        scores[:, ~block.stays] = -np.inf
-    for one, row, error in zip(best, scores, errors, strict=True):
-        if one.floor == -np.inf and len(row) > k:
-            # The k-th best of the block alone bounds the k-th best of all.
-            one.floor = float(np.partition(row, len(row) - k)[len(row) - k]) - error
-    reached = scores >= _below([one.floor for one in best], errors, scores.dtype)[:, None]
-    if block.stays is not None:
-        reached &= block.stays
-    query, column = np.nonzero(reached)
-    cuts = np.searchsorted(query, np.arange(len(best) + 1))
-    for i, one in enumerate(best):
-        if cuts[i] < cuts[i + 1]:
-            columns = column[cuts[i] : cuts[i + 1]]
-            one.add(block.rows[columns], scores[i, columns].astype(np.float64) - errors[i])
-
-
-def _below(floors: list[float], errors: NDArray[np.float64], dtype: np.dtype[np.floating]) -> Floats:
-    """The smallest score that can still reach each floor, rounded down to the scores' own precision."""
-    with np.errstate(over="ignore"):
-        limits: Floats = (np.array(floors) - errors).astype(dtype)
-    return np.nextafter(limits, dtype.type(-np.inf))
-
-
-def _scan_top(
-    backend: TopKBackend, batch: Scorer, block: KeyBlock, best: list[Best], k: int, errors: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Let the backend find the best of a block; returns the queries for which it cannot tell which rows matter."""
-    count = 2 * k + 16
-    if count > len(block.rows) // 4:
-        return np.arange(len(best))
-    scores, columns = backend.top(block.keys, batch.queries, count)
-    undecided = []
-    for i, one in enumerate(best):
-        floor = max(one.floor, float(scores[i, k - 1]) - errors[i])
-        if not float(scores[i, -1]) + 2 * errors[i] < floor:
-            undecided.append(i)
-            continue
-        one.floor = floor
-        near = columns[i][scores[i] + errors[i] >= floor]
-        if len(near):
-            low = scores[i][scores[i] + errors[i] >= floor].astype(np.float64) - errors[i]
-            one.add(block.rows[near], low)
-    return np.array(undecided, dtype=np.int64)
-
-
-FactorsOf: TypeAlias = Callable[[int], NDArray[np.float64]]
-"""float64[m]: what a query multiplies the score of each entry by, in the order of Groups.entries."""
-_MATRIX_BYTES = 128 << 20
-_ROUNDING, _TINY = 2.0**-50, 2.0**-1020
-"""Above those of a few float64 operations: relative, and of products below the smallest normal number."""
-_LOOPED = 512
-"""Up to so many groups are partitioned one by one; beyond it, sorting all slots is faster."""
-
-
-@dataclass(frozen=True, eq=False)
-class Members:
-    """The entries that stay, group after group."""
-
-    order: NDArray[np.int64]
-    """int64[m]: positions in Groups.entries, by group, then ascending."""
-    starts: NDArray[np.int64]
-    """int64[G + 1]."""
-    rows: NDArray[np.int64]
-    """int64[m]: the stored row of each position's key."""
-
-
-def best_of_groups(
-    search: Search, queries: NDArray[np.float32], scorer: ScorerOf, factors_of: FactorsOf | None = None
-) -> list[Ranked]:
-    """For each query, the k best slots of group 0, then of group 1, and so on; a smaller group gives all it has."""
-    rows, groups, k, check = search.rows, search.groups, search.k, search.check
-    assert groups is not None, "a search without groups is best_entries'"
-    members = Members(
-        np.argsort(groups.numbers, kind="stable"),
-        np.concatenate([[0], np.cumsum(groups.counts)]),
-        rows.rows_of(groups.entries),
-    )
-    size = max(1, _MATRIX_BYTES // (8 * max(1, rows.keys.rows)))
-    found = []
-    for start in range(0, len(queries), size):
-        batch = scorer(search, queries[start : start + size])
-        scores = _all_scores(batch, rows, check)
-        for i in range(len(batch.queries)):
-            check()
-            own, errors = scores[i][members.rows], batch.errors_of(members.rows, i)
-            factors = None if factors_of is None else factors_of(start + i)
-            if factors is not None:
-                own *= factors
-                # Of the bound itself, of both products of the factor, and of what is too small for a normal number.
-                errors = errors * np.abs(factors) * (1 + _ROUNDING) + _ROUNDING * np.abs(own) + _TINY
-            near = _candidates(own, errors, groups, members, k)
-            check()
-            found.append(_ranked(batch, i, groups, members, near, k, factors))
-    return found
-
-
-def _all_scores(batch: Scorer, rows: KeyRows, check: Check) -> NDArray[np.float64]:
-    """float64[n, R]: the scan's scores of every row that stays."""
-    scores = np.zeros((len(batch.queries), rows.keys.rows))
-    for block in blocks(rows):
-        check()
-        scores[:, block.rows] = batch.scores(block)
-    return scores
-
-
-def _candidates(
-    scores: NDArray[np.float64], errors: NDArray[np.float64], groups: Groups, members: Members, k: int
-) -> NDArray[np.int64]:
-    """int64[c]: positions of the slots that can be among the k best of their group."""
-    floors = np.full(len(groups.counts), -np.inf)
-    low = scores - errors
-    large = np.flatnonzero(groups.counts > k)
-    if len(large) <= _LOOPED:
-        ordered = low[members.order]
-        for g in large:
-            own = ordered[members.starts[g] : members.starts[g + 1]]
-            floors[g] = np.partition(own, len(own) - k)[len(own) - k]
-    else:
-        best_first = np.lexsort((-low, groups.numbers))
-        floors[large] = low[best_first[members.starts[large] + k - 1]]
-    return np.flatnonzero(scores + errors >= floors[groups.numbers])
-
-
-def _ranked(
-    batch: Scorer,
-    query: int,
-    groups: Groups,
-    members: Members,
-    near: NDArray[np.int64],
-    k: int,
-    factors: NDArray[np.float64] | None,
-) -> Ranked:
-    distinct, index = np.unique(members.rows[near], return_inverse=True)
-    scores = batch.canonical(distinct, query)[index]
-    if factors is not None:
-        scores = scores * factors[near] + 0.0  # -0.0 becomes 0.0
-    entries, numbers = groups.entries[near], groups.numbers[near]
-    order = np.lexsort((entries, -scores, numbers))
-    begins = np.searchsorted(numbers[order], np.arange(len(groups.counts)))
-    place = np.arange(len(order)) - begins[numbers[order]]
-    kept = order[place < k]
-    return entries[kept], scores[kept]
+            products = multiply(keys, queries)
+        units, index = numbers, None
+        if of.entries:
+            units, index = rows.entries_of(numbers)
+        elif not (stays := rows.stays[numbers]).all():
+            index = np.flatnonzero(stays)
+            units = numbers[index]
+        own = numbers if index is None else numbers[index]
+        sizes = rows.norms[own]
+        for place, query in enumerate(batch.tolist()):
+            scores = products[place] if index is None else products[place][index]
+            if search.absolute:
+                scores = np.abs(scores)
+            if weights is None:
+                errors = within.of(sizes.max(), lengths[place])
+            else:
+                worth = weights.at(query, own if weights.by_row else units, search.check)
+                scores = scores * worth
+                errors = within.of(sizes, lengths[place]) * np.abs(worth) * (1 + _SLACK)
+                errors += _SLACK * np.abs(scores) + weights.tiny
+            buffer.offer(place, units, scores, errors)
+    return buffer.hits()

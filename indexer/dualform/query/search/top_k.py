@@ -22,7 +22,8 @@ from dualform.errors import BadInput, NotFound
 from dualform.query.resolved import Resolved
 from dualform.query.score.canonical import as_float32
 from dualform.query.score.key_rows import key_rows
-from dualform.query.search.scan import Ranked, Search, Searcher
+from dualform.query.search.scan import CellHits, Ranked, Search, scan
+from dualform.query.search.screen import Screen, prefiltered
 from dualform.query.view import Check, View
 from dualform.questions import GradientTopK, TopK
 
@@ -123,9 +124,12 @@ def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     elif view.shards is not None and resolved.directed is None:
         found = view.shards.best(resolved, check)
     else:
-        rows = key_rows(view, layer.name, resolved.selection, check)
-        search = Search(view, layer.name, rows, groups, k, check)
-        found = _found(resolved, search)
+        rows, queries = key_rows(view, layer.name, resolved.selection, check), resolved.queries
+        if resolved.directed is None:
+            search = Search.of(resolved.score, view, layer.name, rows, groups, k, queries, check)
+        else:
+            search = Search(view, layer.name, rows, groups, k, queries, False, resolved.directed, check)
+        found = best(search)
     there = np.array([resolved.selection.count]) if groups is None else groups.counts
     counts = np.tile(np.minimum(there, k), (len(found), 1))
     entries = np.concatenate([entries for entries, _ in found]).astype(np.int64)
@@ -135,26 +139,20 @@ def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space, resolved.status)
 
 
-def _found(resolved: Resolved[TopK], search: Search) -> list[Ranked]:
-    """By query, group after group, of rows that this process reads."""
-    if resolved.directed is None:
-        return best(search, resolved.score.searchers(search.view.backend), resolved.queries)
-    from dualform.query.directed import directed_best  # scores of keys need none of it
+def best(search: Search) -> list[Ranked]:
+    """By query, the k best entries, group after group. A group with fewer than k gives all it has.
 
-    return directed_best(search, resolved.directed, resolved.queries)
-
-
-def best(search: Search, searchers: Sequence[Searcher], queries: NDArray[np.float32]) -> list[Ranked]:
-    """The best entries of each of float32[n, d], group after group. A group with fewer than k gives all it has.
-
-    A searcher is asked with the queries that those before it could not decide; the last one decides every query.
+    The backend's prefilter decides most queries; the others, as those that tell no rows apart, are scanned.
     """
-    found: dict[int, Ranked] = {}
-    left, fallbacks = list(range(len(queries))), 0
-    for number, searcher in enumerate(searchers):
-        ranked = searcher.find(search, queries[left]) if left else []
-        fallbacks = len(left) if number else 0
-        found.update({i: one for i, one in zip(left, ranked, strict=True) if one is not None})
-        left = [i for i in left if i not in found]
-    search.view.tally.add(queries=len(queries), fallbacks=fallbacks)
-    return [found[i] for i in range(len(queries))]
+    screen: Screen | None = getattr(search.view.backend, "screen", None)
+    left, parts = np.arange(len(search.queries)), list[CellHits]()
+    if screen is not None:
+        found, left = prefiltered(search, screen)
+        parts.append(found)
+    if len(left):
+        parts.append(scan(search, left))
+    search.view.tally.add(queries=len(search.queries), fallbacks=0 if screen is None else len(left))
+    hits = CellHits.joined(parts)
+    order = np.argsort(hits.cells, kind="stable")  # each cell is of one part
+    cuts = np.searchsorted(hits.cells[order], np.arange(1, len(search.queries)) * search.cells_each)
+    return list(zip(np.split(hits.entries[order], cuts), np.split(hits.scores[order], cuts), strict=True))

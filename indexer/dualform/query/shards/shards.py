@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dualform.query.groups import Groups, Members, group_entries
 from dualform.query.resolved import Resolved
-from dualform.query.score import kinds
+from dualform.query.score import algebra
 from dualform.query.score.canonical import score_every, score_rows
 from dualform.query.score.key_rows import key_rows
 from dualform.query.search.scan import Ranked, Search, best_of_cells
@@ -116,7 +116,7 @@ def absolute_of(
     assert groups is not None, "a sum has columns to group by"
     grouping = Grouping(shard.part, own, groups, shard.selected(own, source, check), check)
     known = grouping.key_sums().sums[numbers]
-    return grouping.absolute(numbers, known, score_rows(known, queries), queries)
+    return grouping.absolute_of(numbers, known, score_rows(known, queries), queries)
 
 
 class ShardsBest(NamedTuple):
@@ -135,8 +135,7 @@ def best_of(
     selection = shard.selected(own, source, check)
     groups = shard.grouped(own, source, by, check)
     rows = key_rows(shard.part, layer, selection, check)
-    search = Search(shard.part, layer, rows, groups, k, check)
-    found = best(search, kinds.named(score).searchers(shard.part.backend), queries)
+    found = best(Search.of(algebra.named(score), shard.part, layer, rows, groups, k, queries, check))
     places = shard.rows.places(layer)
     counts = np.array([selection.count]) if groups is None else groups.counts
     return ShardsBest([(places[entries], scores) for entries, scores in found], np.minimum(counts, k))
@@ -363,7 +362,7 @@ class Shards:
     def absolute(
         self, grouping: Grouping, groups: NDArray[np.int64], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """float64[n, g]: as Grouping.absolute."""
+        """float64[n, g]: as Grouping.absolute_of."""
         layer, selection = grouping.layer, grouping.selection
         more = grouping.groups.by, queries, groups
         found: NDArray[np.float64] = np.sum(self._ask(absolute_of, layer, selection, grouping.check, *more), axis=0)

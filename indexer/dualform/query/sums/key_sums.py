@@ -89,16 +89,10 @@ class KeySummer:
     """Adds keys up, over one stretch of entries after another."""
 
     def __init__(
-        self,
-        groups: int,
-        width: int,
-        divisors: NDArray[np.float64] | None = None,
-        factors: NDArray[np.float64] | None = None,
+        self, groups: int, width: int, weights: NDArray[np.float64] | None = None, divided: bool = False
     ) -> None:
-        """Before they are added, keys are divided by `divisors`, float64[R] of the stored rows, or multiplied by
-        `factors`, float64[H] of the entries; None for 1.
-        """
-        self._divisors, self._factors = divisors, factors
+        """Before they are added, keys are multiplied by `weights`, float64[H] of entries, or divided; None for 1."""
+        self._weights, self._divided = weights, divided
         self._sums = np.zeros((groups, width))
         self._least, self._most = np.zeros((2, groups), dtype=np.float32)
 
@@ -112,13 +106,11 @@ class KeySummer:
             self.add_block(self._sums_of(keys, entries[block], numbers[block]))
 
     def _sums_of(self, keys: Keys, entries: NDArray[np.int64], numbers: NDArray[np.int64]) -> BlockSums:
-        plain = self._divisors is None and self._factors is None
-        if plain and kernels.library() is not None and (found := _added_runs(keys, entries, numbers)):
+        weights = self._weights
+        if weights is None and kernels.library() is not None and (found := _added_runs(keys, entries, numbers)):
             return found
         rows = sorted_rows(keys, entries, numbers)
-        divisors = None if self._divisors is None else self._divisors[_numbers(keys, rows.entries), None]
-        factors = None if self._factors is None else self._factors[rows.entries, None]
-        return added(rows, divisors, factors)
+        return added(rows, None if weights is None else weights[rows.entries, None], self._divided)
 
     def add_block(self, block: BlockSums) -> None:
         """Add what was added up of the next block."""
@@ -137,15 +129,15 @@ def key_sums(
     keys: Keys,
     groups: Groups,
     check: Check,
-    divisors: NDArray[np.float64] | None = None,
-    factors: NDArray[np.float64] | None = None,
+    weights: NDArray[np.float64] | None = None,
+    divided: bool = False,
 ) -> KeySums:
-    """`divisors` as KeySummer takes them; `factors` are float64[m], of the groups' entries."""
+    """As KeySummer; `weights` are float64[m], of the groups' entries."""
     of_entries = None
-    if factors is not None:
+    if weights is not None:
         of_entries = np.zeros(keys.entries)
-        of_entries[groups.entries] = factors
-    summer = KeySummer(len(groups.counts), keys.width, divisors, of_entries)
+        of_entries[groups.entries] = weights
+    summer = KeySummer(len(groups.counts), keys.width, of_entries, divided)
     summer.add(keys, groups.entries, groups.numbers, check)
     return summer.sums()
 
@@ -188,10 +180,8 @@ def _added_runs(keys: Keys, entries: NDArray[np.int64], numbers: NDArray[np.int6
     return BlockSums(numbers[order][runs], sums, least, most) if np.isfinite(sums).all() else None
 
 
-def added(
-    rows: SortedRows, divisors: NDArray[np.float64] | None = None, factors: NDArray[np.float64] | None = None
-) -> BlockSums:
-    """The sums of one block's keys, each divided by its own of float64[b, 1], or multiplied."""
+def added(rows: SortedRows, weights: NDArray[np.float64] | None = None, divided: bool = False) -> BlockSums:
+    """The sums of one block's keys, each multiplied by its own of float64[b, 1], or divided."""
     keys, runs = rows.keys, rows.runs
     least = np.minimum.reduceat(keys.min(axis=1, initial=0), runs)
     most = np.maximum.reduceat(keys.max(axis=1, initial=0), runs)
@@ -199,10 +189,8 @@ def added(
     for first in range(0, keys.shape[1], _COLUMNS):
         columns = slice(first, first + _COLUMNS)
         wide = keys[:, columns].astype(np.float64)
-        if divisors is not None:
-            wide /= divisors
-        if factors is not None:
-            wide *= factors
+        if weights is not None:
+            (np.divide if divided else np.multiply)(wide, weights, out=wide)
         sums[:, columns] = added_in_order(wide, runs)
     return BlockSums(rows.groups, sums, least, most)
 
@@ -218,7 +206,7 @@ KIND = f"key sums 2 of {BLOCK}"
 def stored_key_sums(
     memory: Snapshot, layer: str, groups: Groups, check: Check, divisors: NDArray[np.float64] | None = None
 ) -> KeySums:
-    """As `key_sums`, of the keys of a layer: the same bits, for a file holds what would be made."""
+    """As `key_sums`, of the keys of a layer, divided: the same bits, for a file holds what would be made."""
     keys, count = memory.keys(layer), len(groups.counts)
     members = np.frombuffer(groups.digest, np.uint8)
     place = StoredArrays.of(memory, KIND, [keys], [members, divisors, np.array(count)])
@@ -226,7 +214,7 @@ def stored_key_sums(
     if held is not None:
         sums, one_sign = held
         return KeySums(sums, one_sign, bool(np.isfinite(sums).all()))
-    made = key_sums(keys.passing(first=True), groups, check, divisors)
+    made = key_sums(keys.passing(first=True), groups, check, divisors, divided=True)
     if place:
         place.write(made.sums, made.one_sign)
     return made

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 NAMES = {
-    "int8": ("dualform.query.score.backends.int8", "Int8Backend"),
-    "numpy": ("dualform.query.score.backends.numpy", "NumpyBackend"),
-    "torch": ("dualform.query.score.backends.torch", "TorchBackend"),
-    "faiss": ("dualform.query.score.backends.faiss", "FaissBackend"),
-    "torch-cuda": ("dualform.query.score.backends.torch", "TorchCudaBackend"),
-    "faiss-gpu": ("dualform.query.score.backends.faiss", "FaissGpuBackend"),
+    "int8": ("cpu", "Int8Backend"),
+    "numpy": ("cpu", "NumpyBackend"),
+    "torch": ("torch", "TorchBackend"),
+    "faiss": ("faiss", "FaissBackend"),
+    "torch-cuda": ("torch", "cuda_backend"),
+    "faiss-gpu": ("faiss", "gpu_backend"),
 }
+"""The module here and what makes it there; its libraries are loaded then."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -50,17 +51,6 @@ class Backend(Protocol):
 
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Every inner product of float32[b, d] and float32[n, d], as float32[n, b]."""
-        ...
-
-
-@runtime_checkable
-class TopKBackend(Protocol):
-    """A backend that can leave out what it sees to be low."""
-
-    def top(
-        self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores float32[n, k], best first, and rows int64[n, k]: every other row scores at most the last one."""
         ...
 
 
@@ -86,8 +76,8 @@ def choose(name: str | None = None) -> Backend:
         return _automatic()
     if name not in NAMES:
         raise NotFound(f"no backend {name!r}.", hint=f"Backends: {', '.join(NAMES)}.", field="backend")
-    module, kind = NAMES[name]
-    backend: Backend = getattr(import_module(module), kind)()
+    module, make = NAMES[name]
+    backend: Backend = getattr(import_module(f"{__name__}.{module}"), make)()
     return backend
 
 

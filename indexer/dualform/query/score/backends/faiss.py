@@ -14,54 +14,35 @@ from dualform.store.locks import forked
 
 
 class FaissBackend:
-    name = "faiss"
+    """On the processor, or on a GPU."""
+
     rounding = 0.0
 
-    def __init__(self) -> None:
-        self._faiss = load_faiss()
-
-    def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = self._module().pairwise_distances(
-            np.ascontiguousarray(queries), np.ascontiguousarray(keys), metric=self._faiss.METRIC_INNER_PRODUCT
-        )
-        return scores
-
-    def top(
-        self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        scores, rows = self._module().knn(
-            np.ascontiguousarray(queries), np.ascontiguousarray(keys), k, metric=self._faiss.METRIC_INNER_PRODUCT
-        )
-        return scores, rows
-
-    def _module(self) -> Any:
-        if forked():  # OpenMP would wait for threads of the parent's
-            self._faiss.omp_set_num_threads(1)
-        return self._faiss
-
-
-class FaissGpuBackend:
-    name = "faiss-gpu"
-    rounding = 0.0
-
-    def __init__(self) -> None:
-        self._faiss = load_faiss()
-        if not hasattr(self._faiss, "pairwise_distance_gpu") or not self._faiss.get_num_gpus():
+    def __init__(self, gpu: bool = False) -> None:
+        self.name, self._faiss = "faiss-gpu" if gpu else "faiss", load_faiss()
+        if gpu and not (hasattr(self._faiss, "pairwise_distance_gpu") and self._faiss.get_num_gpus()):
             raise MissingPackage(
                 "this FAISS sees no GPU.",
                 hint="pip install 'dualform[gpu]' instead of 'dualform[cpu]', on a machine with a GPU.",
                 field="backend",
             )
-        self._resources = self._faiss.StandardGpuResources()
+        self._resources = self._faiss.StandardGpuResources() if gpu else None
 
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = self._faiss.pairwise_distance_gpu(
-            self._resources,
-            np.ascontiguousarray(queries),
-            np.ascontiguousarray(keys),
-            metric=self._faiss.METRIC_INNER_PRODUCT,
+        own, others = np.ascontiguousarray(queries), np.ascontiguousarray(keys)
+        metric, gpu = self._faiss.METRIC_INNER_PRODUCT, self._resources
+        if forked():  # OpenMP would wait for threads of the parent's
+            self._faiss.omp_set_num_threads(1)
+        scores: NDArray[np.float32] = (
+            self._faiss.pairwise_distances(own, others, metric=metric)
+            if gpu is None
+            else self._faiss.pairwise_distance_gpu(gpu, own, others, metric=metric)
         )
         return scores
+
+
+def gpu_backend() -> FaissBackend:
+    return FaissBackend(gpu=True)
 
 
 def load_faiss() -> Any:
