@@ -27,15 +27,19 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard indexer/dualfo
 demo: setup
 	$(BIN)/dualform demo --out runs/demo
 
-# As many workers as there are cores, each on one thread.
+# As many workers as there are cores, each on one thread. Bytecode is kept, whatever the environment says: the tests start
+# hundreds of processes, each of which would compile all modules again.
+TESTED := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := --numprocesses auto --dist worksteal
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(TESTED) $(PARALLEL)
 
 # The long forms of the tests that try to break it, one after another, and docs/results/reliability.md from what they report. Then
 # the tests of numbers as other processors compute them.
 soak: setup
 	rm -f build/reliability.json
-	DUALFORM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -o timeout=7200
+	DUALFORM_SOAK=1 $(TESTED) -m soak -o timeout=7200
 	$(BIN)/python -m tests.reliability build/reliability.json docs/results/reliability.md
 	$(MAKE) processors
 
@@ -51,10 +55,10 @@ processors: $(addprefix processor-,plain avx2 zen $(if $(shell grep -sm1 avx512v
 
 processor-%: setup
 	@test -n "$($*)" || { echo "no processor is called $*: plain, avx2, zen or avx512"; exit 1; }
-	env $($*) TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/inductor/$* OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(NUMBERS)
+	env $($*) TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/inductor/$* $(TESTED) $(PARALLEL) $(NUMBERS)
 
 seeds: setup
-	for seed in 1 2 3 4 5 6 7 8 9 10; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
+	for seed in 1 2 3 4 5 6 7 8 9 10; do $(TESTED) $(PARALLEL) \
 		--hypothesis-seed=$$seed $$(grep -lrE --include='test_*.py' '^ *@given|StateMachine' tests) || exit 1; done
 
 # The compiled loops with gcc's address and undefined-behaviour sanitizers, under their own tests and those of what they
@@ -75,7 +79,7 @@ sanitize: setup
 
 # The processes of shards killed and frozen fifty times, where the tests do it fifteen times.
 drill: setup
-	DUALFORM_DRILL=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/shards/test_drill.py
+	DUALFORM_DRILL=50 $(TESTED) tests/service/shards/test_drill.py
 
 # Whether the tests notice a fault: sixty changes to the product, one at a time, which takes hours. It can be ended, and goes on.
 mutants: setup

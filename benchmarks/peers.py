@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import faiss
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import dualform
@@ -107,30 +106,33 @@ class Torch(Scan):
     """Then topk or index_add."""
 
     def __init__(self, data: Data, folder: Path, patience: float) -> None:
+        import torch
+
+        self._torch = torch
         self._keys = torch.from_numpy(data.keys)
 
     def _top(self, queries: Floats, k: int, mask: Mask | None) -> Slots:
-        own = torch.from_numpy(queries)
+        own = self._torch.from_numpy(queries)
         if mask is not None and mask.is_small:
-            slots = torch.from_numpy(mask.slots)
+            slots = self._torch.from_numpy(mask.slots)
             return list(slots[(own @ self._keys[slots].T).topk(min(k, len(slots))).indices].numpy())
         scores = own @ self._keys.T
         if mask is not None:
-            scores.masked_fill_(torch.from_numpy(mask.removed), -torch.inf)
+            scores.masked_fill_(self._torch.from_numpy(mask.removed), -self._torch.inf)
         return list(scores.topk(k).indices.numpy())
 
     def top_of_groups(self, query: Floats, k: int, groups: Groups) -> Slots:
-        scores, numbers, found = self._keys @ torch.from_numpy(query), torch.from_numpy(groups.numbers), []
+        scores, numbers, found = self._keys @ self._torch.from_numpy(query), self._torch.from_numpy(groups.numbers), []
         for group in range(groups.count):
             slots = (numbers == group).nonzero()[:, 0]
             found.append(slots[scores[slots].topk(min(k, len(slots))).indices].numpy())
         return found
 
     def _sums(self, queries: Floats, groups: Groups, absolute: bool) -> Sums:
-        scores = torch.from_numpy(queries) @ self._keys.T
+        scores = self._torch.from_numpy(queries) @ self._keys.T
         scores = scores.abs_() if absolute else scores
-        zeros = torch.zeros((len(scores), groups.count), dtype=torch.float64)
-        return zeros.index_add_(1, torch.from_numpy(groups.numbers), scores.double()).numpy()
+        zeros = self._torch.zeros((len(scores), groups.count), dtype=self._torch.float64)
+        return zeros.index_add_(1, self._torch.from_numpy(groups.numbers), scores.double()).numpy()
 
 
 class Numpy(Scan):

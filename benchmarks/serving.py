@@ -157,8 +157,13 @@ def p99(asks: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, f
 
 
 @contextmanager
-def flooded(address: str, flood: str, layer: str, width: int, became: Counter[str]) -> Iterator[None]:
-    """One of FLOODS goes on inside, in a process of its own; `became`: what became of its calls, added at the end."""
+def flooded(
+    address: str, flood: str, layer: str, width: int, became: Counter[str], before: float = 2.0
+) -> Iterator[None]:
+    """One of FLOODS goes on inside, in a process of its own, `before` seconds of it already past.
+
+    `became`: what became of its calls, added at the end.
+    """
     spawn = get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=_flood, args=(flood, address, layer, width, there), daemon=True)
@@ -166,7 +171,7 @@ def flooded(address: str, flood: str, layer: str, width: int, became: Counter[st
     if not here.poll(60):
         raise RuntimeError(f"the flood has not begun; its process ended with code {process.exitcode}")
     here.recv()
-    time.sleep(2.0)  # it has so long before anything is measured
+    time.sleep(before)
     try:
         yield
     finally:

@@ -12,11 +12,11 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from inspect import cleandoc, getsource, unwrap
 from math import ceil
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -91,11 +91,18 @@ def docstrings(root: Path = ROOT) -> dict[str, str]:
 
 
 def _texts(documented: Any) -> Iterator[str]:
-    node: Any = ast.parse(dedent(getsource(documented))).body[0]
+    node: Any = _tree(documented.__module__)
+    for name in documented.__qualname__.split("."):
+        node = next(part for part in node.body if getattr(part, "name", None) == name)
     for part in (node, *node.body):
         if part is node or re.match("__init__|[^_]", getattr(part, "name", "_")):
             strings = (own.value.value for own in part.body if isinstance(getattr(own, "value", None), ast.Constant))
             yield from (cleandoc(text) for text in strings if isinstance(text, str))
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(getsource(import_module(module)))
 
 
 def main(named: list[str]) -> int:

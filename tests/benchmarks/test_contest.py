@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import oracle, peers
+from benchmarks import harness, oracle, peers
 from benchmarks.data import load, prepare
 from benchmarks.harness import OURS, Cannot, Plan, measured
 from benchmarks.peers import PEERS
@@ -30,7 +30,9 @@ def plan(tmp_path_factory) -> Plan:
 
 @pytest.fixture
 def only_those_at_hand(monkeypatch):
+    """And nobody waits for another's threads to stop spinning."""
     monkeypatch.setattr(peers, "PEERS", {name: PEERS[name] for name in ALWAYS})
+    monkeypatch.setattr(harness, "PAUSE", 0.0)
 
 
 def test_the_memory_holds_half_of_each_dataset_and_two_slots_a_position(plan):

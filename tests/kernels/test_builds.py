@@ -6,6 +6,7 @@ Where no clang is installed, that of zig is used, which the package ziglang brin
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -19,6 +20,7 @@ from dualform import kernels
 from tests.cases import some
 from tests.kernels.forms import COMPILED
 
+ROOT = Path(__file__).parents[2]
 SOURCES = Path(kernels.__file__).parent
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wundef", "-Wpointer-arith"]
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", *WARNINGS]
@@ -40,13 +42,24 @@ def command_of(compiler: str) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
 
 
-def compiled(compiler: str, to: Path, *options: str, sources: list[Path] | None = None) -> Path:
-    """Of all the loops, or of `sources`."""
-    files = sorted(SOURCES.glob("*.c")) if sources is None else sources
-    command = [*command_of(compiler), *FLAGS, *options, *map(str, files), "-o", str(to), "-lm"]
+def compiled(compiler: str, to: Path, *options: str, sources: list[Path]) -> Path:
+    command = [*command_of(compiler), *FLAGS, *options, *map(str, sources), "-o", str(to), "-lm"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return to
+
+
+def compiled_loops(compiler: str, *options: str) -> Path:
+    """All the loops, kept in build/kernels/ until they, the compiler or its options change: to compile takes 10 s."""
+    sources = sorted(SOURCES.glob("*.c"))
+    version = subprocess.run([*command_of(compiler), "--version"], capture_output=True, check=True).stdout
+    files = [path.read_bytes() for path in (*sources, *sorted(SOURCES.glob("*.h")))]
+    known = hashlib.sha256(b"".join([version, repr((FLAGS, options)).encode(), *files])).hexdigest()
+    kept = ROOT / "build" / "kernels" / f"{compiler}-{known[:16]}.so"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        compiled(compiler, kept.with_suffix(f".{os.getpid()}"), *options, sources=sources).replace(kept)
+    return kept
 
 
 LOOPS = ["tests/kernels/test_loops.py", "tests/kernels/test_sums.py"]
@@ -59,9 +72,7 @@ def run_tests(library: Path, *files: str, **environment: str) -> None:
     command = [sys.executable, "-m", "pytest", "-qxs", *plain, *files]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     own |= {COMPILED: str(library), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
-    ran = subprocess.run(
-        command, env=own, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=240
-    )
+    ran = subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout
 
@@ -74,9 +85,9 @@ def test_the_greatest_of_numbers_that_rise_and_fall_are_found_in_time(tmp_path):
     assert found.stdout == f"{600_000}\n"
 
 
-def test_loops_of_gcc_give_the_same_bits_and_stay_within_their_arrays(tmp_path):
+def test_loops_of_gcc_give_the_same_bits_and_stay_within_their_arrays():
     """Optimised, for only then does gcc warn of numbers that may be read before they are set."""
-    library = compiled("gcc", tmp_path / "loops.so", "-O1", *SHARED, *ADDRESSES)
+    library = compiled_loops("gcc", "-O1", *SHARED, *ADDRESSES)
     found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     runtime = found.stdout.strip()
     if not Path(runtime).is_absolute():
@@ -106,7 +117,7 @@ def test_clang_gives_the_same_bits_and_calls_nothing_undefined(tmp_path):
     (tmp_path / "overflow.c").write_text(OVERFLOW)
     overflow = compiled("clang", tmp_path / "overflow", "-O1", *TRAPS, sources=[tmp_path / "overflow.c"])
     assert subprocess.run([overflow], check=False).returncode < 0, "this clang has no such sanitizer"
-    run_tests(compiled("clang", tmp_path / "loops.so", "-O2", *SHARED, *TRAPS), *LOOPS)
+    run_tests(compiled_loops("clang", "-O2", *SHARED, *TRAPS), *LOOPS)
 
 
 def test_an_arm_processor_gives_the_same_bits(tmp_path):

@@ -31,6 +31,8 @@ MOST = 3
 """How many times what they take alone light questions may take at most (99 of 100 of them)."""
 STOPPING = 0.2
 """Seconds from a deadline on in which a server may still work."""
+SECONDS = 10.0 if soaking() else 0.5
+"""For each measurement; a flood has gone on for a fifth of that."""
 QUIET = 0.1
 """Seconds without work after which it is taken to have stopped."""
 
@@ -61,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "sums by label": partial(client.group_sum, LAYER, query, "label"),
             "info": client.info,
         }
-        p99(asks, 1.0)  # what is kept from here on is no part of what is measured
+        p99(asks, 0.1 * SECONDS)  # what is kept from here on is no part of what is measured
         yield Served(address, process, asks)
 
 
@@ -71,9 +73,9 @@ def test_light_questions_are_answered_beside(server, flood):
     became, alone, beside = Counter[str](), list[dict[str, float]](), list[dict[str, float]]()
     with watched(server.process) as held:
         for _ in range(rounds(1, 3)):
-            alone.append(p99(server.asks, rounds(1, 10)))
-            with flooded(server.address, flood, LAYER, WIDTH, became):
-                beside.append(p99(server.asks, rounds(1, 10)))
+            alone.append(p99(server.asks, SECONDS))
+            with flooded(server.address, flood, LAYER, WIDTH, became, 0.2 * SECONDS):
+                beside.append(p99(server.asks, SECONDS))
     assert sum(became.values()) > 0
     assert held.resident <= bytes_of(MEMORY)
     times = {name: median(one[name] for one in beside) / median(one[name] for one in alone) for name in server.asks}

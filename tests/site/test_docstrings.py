@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import griffe
-import pytest
+from docs.site.prose import docstrings
 
 import dualform
 import dualform_client
@@ -20,25 +18,6 @@ TOLD = {"dualform.__version__", "dualform_client.connect"}
 FILES = re.compile(r"[\w/]+\.(?:py|c|h)\b|\b(?:store|record|query|rules|live|influence|answers|questions)/\w*")
 
 
-@pytest.fixture(scope="module")
-def packages():
-    loader = griffe.GriffeLoader(search_paths=[ROOT / room for room in ("indexer", "protos", "clients")])
-    for name in ("dualform", "dualform_client"):
-        loader.load(name)
-    loader.resolve_aliases(external=False)
-    return loader.modules_collection
-
-
-def docstrings(shown: griffe.Object | griffe.Alias) -> Iterator[tuple[str, str]]:
-    """By path, what the reference shows of an object and of its public members, inherited ones too."""
-    if shown.docstring is not None:
-        yield shown.path, shown.docstring.value
-    if shown.is_class:
-        for name, member in shown.all_members.items():
-            if not name.startswith("_") or name == "__init__":
-                yield from docstrings(member)
-
-
 def test_every_public_name_has_its_place_in_the_reference():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     shown = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
@@ -46,9 +25,9 @@ def test_every_public_name_has_its_place_in_the_reference():
     assert all(f"`{name}`" in page for name in TOLD)
 
 
-def test_no_docstring_names_a_file_of_ours(packages):
+def test_no_docstring_names_a_file_of_ours():
     """Who reads the reference has no such file at hand."""
-    own = {path: text for name in NAMES - TOLD for path, text in docstrings(packages[name])}
+    own = docstrings()
     assert len(own) > len(NAMES - TOLD)
     assert {path: found for path, text in own.items() if (found := FILES.findall(text))} == {}
 

@@ -61,8 +61,9 @@ def test_pages_and_public_docstrings_are_read():
     found = {page.relative_to(ROOT).as_posix() for page in pages()}
     assert {"README.md", "docs/index.md", "docs/howto/sql.md"} <= found
     assert not [page for page in found if page.startswith(("docs/decisions", "docs/reproduction", "docs/benchmarks"))]
-    hits = docstrings()["dualform.answers.scores.Hits"]
+    texts = docstrings()
+    hits = texts["dualform.answers.scores.Hits"]
     assert "The best slots of each query" in hits  # of the class
     assert "The slot space of `ids`." in hits  # of a field
     assert "`table` with the columns of each slot" in hits  # of a method
-    assert "A training came to its end" not in docstrings()["dualform.record.recorder.Recorder"]  # of a private method
+    assert "A training came to its end" not in texts["dualform.record.recorder.Recorder"]  # of a private method

@@ -8,6 +8,7 @@ such as an integration or the explorer, it loads itself.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import runpy
@@ -160,4 +161,6 @@ def _run(name: str) -> None:
 if __name__ == "__main__":
     for module in LOADED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
     serve(sys.argv[1])
