@@ -66,7 +66,7 @@ PARTS = (
         "a second writer; readers during writing; files removed under a server",
         "The second writer is refused. A reader sees whole steps. An error names the file within the memory and no "
         "path of the server.",
-        ("store/writing/test_locks.py", "store/reading/test_while_written.py", "service/test_damaged_memories.py"),
+        ("store/writing/test_folders.py", "store/reading/test_memory.py", "service/test_memories.py"),
     ),
     Part(
         "mutated requests; random bytes on the port",
@@ -81,7 +81,7 @@ PARTS = (
     Part(
         "stalled, idle and greedy clients",
         "Other clients are answered meanwhile, and work stops at its deadline.",
-        ("service/test_hostile_clients.py", "service/test_floods.py"),
+        ("service/test_hostile_clients.py",),
     ),
     Part(
         "pages over a million slots",
@@ -91,7 +91,7 @@ PARTS = (
     Part(
         "SIGTERM under load",
         "Questions in progress are answered, new ones are refused, and the server ends within 10 s.",
-        ("service/test_sigterm_under_load.py",),
+        ("service/test_process.py",),
     ),
     Part(
         "an hour at full load",

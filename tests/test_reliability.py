@@ -35,7 +35,7 @@ def test_rows_of_many_at_once_are_all_there(tmp_path, long):
 def test_page(tmp_path, long, monkeypatch):
     file, made = tmp_path / "rows.json", tmp_path / "reliability.md"
     for test, done, count in (
-        ("service/test_sigterm_under_load.py::test_a", "a question was asked", 9),
+        ("service/test_process.py::test_a", "a question was asked", 9),
         ("record/test_kills.py::test_b[large]", "killed", 7),
         ("record/test_kills.py::test_b[large]", "killed", 1000),
         ("record/test_power_cut.py::test_c", "cut", 5),

@@ -1,4 +1,6 @@
-"""An optimizer of one's own is followed once its rule is registered, whatever kind of rule it is."""
+"""An optimizer of one's own is followed once its rule is registered, whatever kind of rule it is; and the pages list
+all optimizers that have a rule, and all that a rule may say.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ from dualform import rules
 from dualform.errors import Inexact
 from dualform.query.weights import reconstruction
 from dualform.query.weights.reconstruction import BOUND
+from dualform.rules.half_precision_rule import RoundedRule
+from dualform.rules.update_rule import LinearRule, UpdateRule
 from tests.cases import some
 from tests.record.listed import batches, small_net, snapshot
 from tests.rules.own import Heavy, Normed, Plain, Sign
@@ -214,3 +218,27 @@ def test_the_rule_of_the_page_is_right(tmp_path, monkeypatch):
             assert found.exact
         for parameter, weight in history[17].items():
             assert memory.weights(at_step=17)[parameter].numpy() == pytest.approx(weight, abs=1e-6)
+
+
+ROOT = Path(__file__).parents[2]
+LISTS = {
+    "docs/exactness.md": r"\*\*Optimizers\.\*\* (.+?) have rules",
+    "docs/rules.md": r"that have rules:\s+(.+?)\.",
+}
+
+
+@pytest.mark.parametrize("page", LISTS)
+def test_the_optimizers_that_a_page_lists_are_those_of_the_table(page):
+    (listed,) = re.findall(LISTS[page], (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    found = re.split(r",\s+|\s+and\s+", listed)
+    ours = [name.rpartition(".")[2] for name in rules._BY_TYPE if name.startswith("torch.optim.")]
+    assert sorted(found) == sorted(ours)
+
+
+@pytest.mark.parametrize("protocol", [UpdateRule, LinearRule, RoundedRule], ids=lambda kind: kind.__name__)
+def test_all_that_a_rule_may_say_stands_on_its_page(protocol):
+    page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    said = {*vars(protocol), *protocol.__annotations__}
+    said = {name for name in said if not name.startswith("_")}
+    assert said
+    assert [name for name in sorted(said) if not re.search(rf"`{name}\b|\b(def )?{name}( =|\()", page)] == []

@@ -1,23 +1,36 @@
-"""What callers do that mean no good, or are broken: the server answers the others, and holds little for these."""
+"""What callers do that mean no good, or are broken: the server answers the others, and holds little for these. Light
+questions are answered beside floods, and work whose deadline passes stops.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import grpc
 import numpy as np
 import pytest
+import torch
+from benchmarks.processes import served
+from benchmarks.serving import FLOODS, flooded, p99, watched
 
+import dualform
 from dualform.answers import Columns
-from dualform.errors import Overloaded
-from dualform.store.files.ram_budget import resident_bytes
+from dualform.errors import Overloaded, TimedOut
+from dualform.store.files.ram_budget import bytes_of, resident_bytes
 from dualform_client import Client
 from dualform_client.client import is_serving
 from dualform_proto.calls import CALLS
@@ -26,7 +39,7 @@ from dualform_service.admission import shut
 from dualform_service.server import Server
 from dualform_service.settings import ServiceConfig
 from dualform_service.standard_services import OWN_WATCHES, WATCHES
-from tests.reliability import report, rounds
+from tests.reliability import report, rounds, soaking
 from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
 
@@ -319,3 +332,119 @@ def test_a_thousand_idle_connections_shut_nobody_out(files):
         count=COUNT,
         outcome=f"a new caller was answered, less than {EACH >> 10} KiB of memory each",
     )
+
+
+SEED, MEMORY = 29, "4 GB"
+LAYER, WIDTH, ROWS = "0", 256, 4096
+MOST = 3
+"""How many times what they take alone light questions may take at most (99 of 100 of them)."""
+STOPPING = 0.2
+"""Seconds from a deadline on in which a server may still work."""
+SECONDS = 10.0 if soaking() else 0.5
+"""For each measurement; a flood has gone on for a fifth of that."""
+QUIET = 0.1
+"""Seconds without work after which it is taken to have stopped."""
+
+
+class Served(NamedTuple):
+    address: str
+    process: int
+    asks: dict[str, Callable[[], object]]
+
+
+@pytest.fixture(scope="module")
+def flooded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    path: Path = tmp_path_factory.mktemp("floods") / "run"
+    torch.manual_seed(SEED)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for _ in range(rounds(2, 64)):
+            x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    query = np.random.default_rng(SEED).normal(size=(1, WIDTH)).astype(np.float32)
+    with served(path, "--ram", MEMORY) as (address, process), Client(address, timeout=120) as client:
+        asks: dict[str, Callable[[], object]] = {
+            "ten best slots": partial(client.topk, LAYER, query, 10),
+            "sums by label": partial(client.group_sum, LAYER, query, "label"),
+            "info": client.info,
+        }
+        p99(asks, 0.1 * SECONDS)  # what is kept from here on is no part of what is measured
+        yield Served(address, process, asks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("flood", FLOODS if soaking() else ["ablated outputs"])
+def test_light_questions_are_answered_beside(flooded_server, flood):
+    became, alone, beside = Counter[str](), list[dict[str, float]](), list[dict[str, float]]()
+    with watched(flooded_server.process) as held:
+        for _ in range(rounds(1, 3)):
+            alone.append(p99(flooded_server.asks, SECONDS))
+            with flooded(flooded_server.address, flood, LAYER, WIDTH, became, 0.2 * SECONDS):
+                beside.append(p99(flooded_server.asks, SECONDS))
+    assert sum(became.values()) > 0
+    assert held.resident <= bytes_of(MEMORY)
+    times = {
+        name: median(one[name] for one in beside) / median(one[name] for one in alone) for name in flooded_server.asks
+    }
+    if soaking():
+        assert max(times.values()) <= MOST, times
+    said = ", ".join(f"{name} {times[name]:.1f}" for name in times)
+    report(
+        f"light questions beside {flood}; --ram {MEMORY}",
+        seed=SEED,
+        count=sum(became.values()),
+        outcome=f"each was answered, 99 of 100 within so many times what they take alone: {said}; the server held "
+        f"{held.resident / 1e6:.0f} MB at most",
+    )
+
+
+@pytest.mark.soak
+def test_work_stops_at_its_deadline(flooded_server):
+    rng, count, stopped = random.Random(SEED), rounds(6, 200), list[float]()
+    longest = 0.4 if soaking() else 0.01
+    wide = np.random.default_rng(SEED).normal(size=(100, WIDTH)).astype(np.float32)
+    for number in range(count):
+        where = f"slot % 9973 <> {number}"
+        with Client(flooded_server.address, timeout=rng.uniform(0.05, 1) * longest) as client:
+            asks: list[Callable[[], object]] = [
+                partial(client.topk, LAYER, wide, 10, where),
+                partial(client.group_sum, LAYER, wide, "label", where, score="abs"),
+                partial(client.output, LAYER, wide, where, allow_inexact=True),
+                partial(client.weights, where, allow_inexact=True),
+                partial(client.cancellation, where),
+            ]
+            try:
+                asks[number % len(asks)]()
+            except TimedOut:
+                stopped.append(_works_on(flooded_server.process))
+    assert stopped, "no deadline passed in the midst of work"
+    if soaking():
+        assert max(stopped) <= STOPPING, sorted(stopped)[-5:]
+    report(
+        f"deadlines of {1000 * longest:.0f} ms at most of top-k, sums, outputs, weights and cancellations under new "
+        f"masks of {rounds(2, 64) * ROWS:,} slots",
+        seed=SEED,
+        count=count,
+        outcome=f"{len(stopped)} passed in the midst of work, which stopped within {1000 * max(stopped):.0f} ms",
+    )
+
+
+def _works_on(process: int) -> float:
+    """Seconds from now on until a process stops to take processor time."""
+    began = last = time.perf_counter()
+    taken = _processor_ticks(process)
+    while time.perf_counter() < last + QUIET:
+        time.sleep(0.01)
+        if (now := _processor_ticks(process)) > taken + 1:  # a tick may be a look at something
+            last, taken = time.perf_counter(), now
+    return last - began
+
+
+def _processor_ticks(process: int) -> int:
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
