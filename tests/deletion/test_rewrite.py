@@ -33,6 +33,7 @@ from tests.store.small_memory import (
     TOKENS,
     Expected,
     batches_of,
+    check_rows,
     expected,
     open_writer,
     other_row,
@@ -111,13 +112,7 @@ def without(batches: list[Batch], gone: set[int]) -> list[Batch]:
 def check_holds(memory: Snapshot, space: str, wanted: Expected, columns: dict[str, list], layers) -> None:
     for name, column in columns.items():
         assert memory.column(space, name).tolist() == column, name
-    for layer in layers:
-        if not layer.keys:
-            continue
-        entries, keys, values = memory.entries(layer.name), memory.keys(layer.name), memory.values(layer.name)
-        assert entries.slots_of(np.arange(entries.count)).tolist() == wanted.entries[layer.name]
-        assert keys.entry_block(0, keys.entries).tobytes() == wanted.keys[layer.name].tobytes()
-        assert values.block(0, entries.count).tobytes() == wanted.values[layer.name].tobytes()
+    check_rows(memory, layers, wanted)
     found = {row.tobytes() for layer in layers if layer.repeats for row in wanted.keys[layer.name]}
     stored = sum(memory.keys(layer.name).rows for layer in layers if layer.repeats)
     assert stored >= len(found)
@@ -182,20 +177,14 @@ def test_lists_of_single_slots_and_entries_lose_theirs(seed, gone):
 
 
 def test_several_shards_lose_theirs(tmp_path):
-    parts = [batches_of([4, 3], seed) for seed in range(2)]
+    parts, gone = [batches_of([4, 3], seed) for seed in range(2)], {1, 4, 6}
     for number, batches in enumerate(parts):
-        write(tmp_path / "a", batches, number=number, shards=2)
-        write(tmp_path / "b", without(batches, {1, 4, 6}), number=number, shards=2)
-    dualform.delete(tmp_path / "a", "sample IN (1, 4, 6)")
-    one, other = opened(tmp_path / "a"), opened(tmp_path / "b")
-    for name in one.columns("sample"):
-        assert one.column("sample", name).tolist() == other.column("sample", name).tolist(), name
-    for layer in LAYERS:
-        first, second = one.keys(layer.name), other.keys(layer.name)
-        assert first.entry_block(0, first.entries).tobytes() == second.entry_block(0, second.entries).tobytes()
-        count = one.entries(layer.name).count
-        assert one.values(layer.name).block(0, count).tobytes() == other.values(layer.name).block(0, count).tobytes()
-    assert check_memory(tmp_path / "a") == []
+        write(tmp_path / "memory", batches, number=number, shards=2)
+    dualform.delete(tmp_path / "memory", "sample IN (1, 4, 6)")
+    left = zip(*(without(batches, gone) for batches in parts), strict=True)
+    wanted = expected([one for of_step in left for one in of_step], LAYERS)
+    check_holds(opened(tmp_path / "memory"), "sample", wanted, wanted.columns, LAYERS)
+    assert check_memory(tmp_path / "memory") == []
 
 
 def test_no_byte_of_theirs_is_left(tmp_path):

@@ -86,13 +86,18 @@ def test_what_depends_on_the_whole_gradient_gives_no_coefficient(recorded):
         assert list(found.concentrations) == ["0", "2", "4"]
 
 
-def test_a_rule_of_single_numbers_is_watched_through_entries(tmp_path):
+def nudging(layer, by):
+    """Changes a weight that nobody records, once 12 steps were taken."""
+
     def nudge(number, model):
         if number == 12:
-            with torch.no_grad():
-                model[2].weight.add_(0.05 * torch.randn(6, 7))
+            model[layer].weight.data.add_(by)
 
-    _, history = record(tmp_path / "m", Sign, nudge)
+    return nudge
+
+
+def test_a_rule_of_single_numbers_is_watched_through_entries(tmp_path):
+    _, history = record(tmp_path / "m", Sign, nudging(2, 0.05 * torch.randn(6, 7)))
     with dualform.open(tmp_path / "m") as memory:
         statuses = {layer.name: layer.status for layer in memory.info().layers}
         assert (statuses["0"].name, statuses["4"].name) == ("exact", "exact")
@@ -159,12 +164,7 @@ def test_before_the_end_a_rule_that_was_not_watched_is_answered_on_demand_alone(
 
 
 def test_verify_finds_what_nobody_watched(tmp_path):
-    def nudge(number, model):
-        if number == 12:
-            with torch.no_grad():
-                model[0].weight.add_(0.05)
-
-    record(tmp_path / "m", Normed, nudge)
+    record(tmp_path / "m", Normed, nudging(0, 0.05))
     with dualform.open(tmp_path / "m") as memory:
         status = memory.verify()["0"].status
         assert status.name == "approximate"

@@ -206,16 +206,11 @@ def test_an_optimizer_without_a_rule_is_told_of_once(tmp_path):
     assert len(warned) == 1
 
 
-def test_a_buffer_that_does_not_fit_gives_scores_only(tmp_path):
-    def make(parameters):
-        optimizer = torch.optim.Adam(parameters, lr=1e-3)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                optimizer.state[parameter] = {"exp_avg": torch.zeros(11)}
-        return optimizer
-
+def test_a_buffer_that_does_not_fit_gives_scores_only():
     model = small_net()
-    optimizer = make(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"exp_avg": torch.zeros(11)}
     assert "its exp_avg of shape (11,) does not fit a parameter of (7, 5)" in why_no_rule(optimizer)
 
 

@@ -80,14 +80,6 @@ def test_those_who_shared_a_scan_share_the_next_if_they_ask_again_at_once(engine
     assert [len(numbers(one)) for one in engine.asked] == [1, 2, 2]
 
 
-def test_what_answering_took_is_that_of_the_shared_scan(engine, batches):
-    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (query,))) for query in (2, 2, 5)])
-    engine.go.set()
-    for asker in askers:
-        asker.join()
-    assert [asker.outcome.scan for asker in askers] == [Scan(snapshot, 4, 4, "numpy", 0.25) for snapshot in (1, 2, 2)]
-
-
 OTHERS = [
     TopK("fc", Vectors(np.zeros((1, 3)))),
     TopK("fc", Vectors(np.zeros((1, 4)))),
@@ -379,15 +371,6 @@ def test_every_asker_gets_the_bits_and_the_errors_that_it_would_get_alone(stored
             assert (type(one), str(one)) == (type(right), str(right))
         else:
             assert same(one, right)
-
-
-def test_many_askers_of_one_kind_take_few_scans(stored):
-    slow, query = Slow(stored, 0.05), np.ones((1, 5), np.float32)
-    right = stored.topk("layer-1", query)
-    with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(32) as pool:
-        got = list(pool.map(lambda _: client.topk("layer-1", query), range(160)))
-    assert all(same(one, right) for one in got)
-    assert slow.scans < 80
 
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=6)

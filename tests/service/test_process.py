@@ -10,10 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dualform.errors import DualformError
 from dualform_client import Client
 from dualform_proto.v1 import dualform_pb2 as pb, dualform_pb2_grpc
 from dualform_service.server import Supervisor
@@ -265,8 +264,9 @@ HELD: list[tuple[Callable[[Client], Any], Callable[[Any], bool]]] = [
 """Each in a thread of the engine at once, and whether what it gets is right."""
 
 
-def ask_on(address: str, seen: Counter[str]) -> None:
+def ask_on(address: str) -> Counter[str]:
     """Asks for what the memory holds, again and again, until it is refused."""
+    seen = Counter[str]()
     with grpc.insecure_channel(address) as channel:
         ask = dualform_pb2_grpc.MemoryStub(channel).Info
         while True:
@@ -274,57 +274,44 @@ def ask_on(address: str, seen: Counter[str]) -> None:
                 seen["right" if ask(pb.InfoRequest(), timeout=60).snapshot == 7 else "wrong"] += 1
             except grpc.RpcError as error:
                 seen[error.code().name] += 1
-                return
+                return seen
 
 
 def one_round(moment: float) -> None:
     """`moment`: seconds that the callers ask before the signal."""
-    server = subprocess.Popen(
-        [sys.executable, "-c", HOLDING, str(len(HELD))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    answers: dict[int, Any] = {}
-    seen: list[Counter[str]] = [Counter() for _ in range(CALLERS)]
-    try:
-        address = server.stdout.readline().strip()
 
-        def hold(place: int) -> None:
-            with Client(address, timeout=60) as client:
-                try:
-                    answers[place] = HELD[place][0](client)
-                except DualformError as error:
-                    answers[place] = error
+    def hold(ask: Callable[[Client], Any]) -> Any:
+        with Client(address, timeout=60) as client:
+            return ask(client)
 
-        held = [threading.Thread(target=hold, args=(place,)) for place in range(len(HELD))]
-        callers = [threading.Thread(target=ask_on, args=(address, own)) for own in seen]
-        for thread in held:
-            thread.start()
-        assert server.stdout.readline() == "begun\n"
-        with grpc.insecure_channel(address) as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
-            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-            for thread in callers:
-                thread.start()
-            time.sleep(moment)
-            server.send_signal(signal.SIGTERM)
-            signalled = time.monotonic()
-            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            assert answers == {}
-            for thread in callers:
-                thread.join(60)
-            assert answers == {}
-            watch.cancel()
-        server.stdin.write("\n")
-        server.stdin.flush()
-        for thread in held:
-            thread.join(60)
-        assert server.wait(60) == 0
-        assert time.monotonic() - signalled < PROMISED
-    finally:
-        server.kill()
-        server.communicate()
-    for place, (_, right) in enumerate(HELD):
-        assert not isinstance(answers[place], DualformError), answers[place]
-        assert right(answers[place])
+    command = [sys.executable, "-c", HOLDING, str(len(HELD))]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with ThreadPoolExecutor(len(HELD) + CALLERS) as pool:
+        try:
+            address = server.stdout.readline().strip()
+            held = [pool.submit(hold, ask) for ask, _ in HELD]
+            assert server.stdout.readline() == "begun\n"
+            with grpc.insecure_channel(address) as channel:
+                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+                assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+                callers = [pool.submit(ask_on, address) for _ in range(CALLERS)]
+                time.sleep(moment)
+                server.send_signal(signal.SIGTERM)
+                signalled = time.monotonic()
+                assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                seen = [caller.result(60) for caller in callers]
+                assert not any(one.done() for one in held)
+                watch.cancel()
+            server.stdin.write("\n")
+            server.stdin.flush()
+            answers = [one.result(60) for one in held]
+            assert server.wait(60) == 0
+            assert time.monotonic() - signalled < PROMISED
+        finally:
+            server.kill()
+            server.communicate()
+    for answer, (_, right) in zip(answers, HELD, strict=True):
+        assert right(answer)
     for own in seen:
         assert own.keys() == {"right", "UNAVAILABLE"}, own
         assert own["UNAVAILABLE"] == 1

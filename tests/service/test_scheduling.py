@@ -36,13 +36,6 @@ from tests.service.held_engine import until
 QUERY = np.ones((1, 3), np.float32)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 60)
-
-    asyncio.run(bounded())
-
-
 class Selective(Canned):
     """Holds masked questions only, which stand in `asked`."""
 
@@ -75,106 +68,76 @@ def test_a_flood_of_masked_questions_holds_up_neither_light_ones_nor_look_ups():
             one.result(60)
 
 
-def test_who_asks_much_waits_for_itself():
-    async def test() -> None:
-        lane, go, order = Lane("test", 1), threading.Event(), list[str]()
-        held = asyncio.create_task(lane.run(lambda: go.wait(60), Asker("a")))
-        await asyncio.sleep(0)
-        asked = [
-            asyncio.create_task(lane.run(lambda name=name: order.append(name), Asker(name[0])))
-            for name in ("a1", "a2", "a3", "b1")
-        ]
-        await asyncio.sleep(0)
-        assert lane.waiting == 4
-        go.set()
-        await asyncio.gather(held, *asked)
-        assert order == ["a1", "b1", "a2", "a3"]
-        lane.close()
-
-    run(test)
+async def test_who_asks_much_waits_for_itself():
+    lane, go, order = Lane("test", 1), threading.Event(), list[str]()
+    held = asyncio.create_task(lane.run(lambda: go.wait(60), Asker("a")))
+    await asyncio.sleep(0)
+    asked = [
+        asyncio.create_task(lane.run(lambda name=name: order.append(name), Asker(name[0])))
+        for name in ("a1", "a2", "a3", "b1")
+    ]
+    await asyncio.sleep(0)
+    assert lane.waiting == 4
+    go.set()
+    await asyncio.gather(held, *asked)
+    assert order == ["a1", "b1", "a2", "a3"]
+    lane.close()
 
 
-def test_work_whose_caller_is_gone_keeps_its_thread_until_it_ends():
-    async def test() -> None:
-        lane, go = Lane("test", 1), threading.Event()
-        left = asyncio.create_task(lane.run(lambda: go.wait(60), Asker("a")))
-        await asyncio.sleep(0.01)
-        left.cancel()
-        other = asyncio.create_task(lane.run(lambda: 7, Asker("b")))
-        await asyncio.sleep(0.05)
-        assert lane.waiting == 1
-        go.set()
-        assert await other == 7
-        lane.close()
-
-    run(test)
-
-
-def test_heavy_work_stands_back_on_the_processor():
-    async def test() -> None:
-        lanes = Lanes()
-
-        def nice() -> int:
-            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-        own = nice()
-        assert await lanes.heavy.run(nice, Asker("a")) == min(19, own + 15)
-        for lane in (lanes.light, lanes.lookups, lanes.untried, lanes.messages):
-            assert await lane.run(nice, Asker("a")) == own
-        lanes.close()
-
-    run(test)
+async def test_work_whose_caller_is_gone_keeps_its_thread_until_it_ends():
+    lane, go = Lane("test", 1), threading.Event()
+    left = asyncio.create_task(lane.run(lambda: go.wait(60), Asker("a")))
+    await asyncio.sleep(0.01)
+    left.cancel()
+    other = asyncio.create_task(lane.run(lambda: 7, Asker("b")))
+    await asyncio.sleep(0.05)
+    assert lane.waiting == 1
+    go.set()
+    assert await other == 7
+    lane.close()
 
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
-def test_heavy_work_is_done_where_a_thread_cannot_stand_back(monkeypatch, error):
+async def test_heavy_work_is_done_where_a_thread_cannot_stand_back(monkeypatch, error):
     """Beyond Linux a thread has no priority of its own, and a container may forbid it."""
 
     def refused(*_: int) -> None:
         raise error
 
     monkeypatch.setattr(os, "setpriority", refused)
-
-    async def test() -> None:
-        lanes = Lanes()
-        assert await lanes.heavy.run(lambda: 7, Asker("a")) == 7
-        lanes.close()
-
-    run(test)
+    lanes = Lanes()
+    assert await lanes.heavy.run(lambda: 7, Asker("a")) == 7
+    lanes.close()
 
 
-def test_nobody_has_all_threads_of_first_scans():
-    async def test() -> None:
-        lanes, go = Lanes(), threading.Event()
-        held = [asyncio.create_task(lanes.untried.run(lambda: go.wait(60), Asker("a", half=True))) for _ in range(2)]
-        await asyncio.sleep(0)
-        assert await asyncio.wait_for(lanes.untried.run(lambda: 7, Asker("b", half=True)), 10) == 7
-        assert lanes.untried.waiting == 1
-        go.set()
-        await asyncio.gather(*held)
-        lanes.close()
-
-    run(test)
+async def test_nobody_has_all_threads_of_first_scans():
+    lanes, go = Lanes(), threading.Event()
+    held = [asyncio.create_task(lanes.untried.run(lambda: go.wait(60), Asker("a", half=True))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(lanes.untried.run(lambda: 7, Asker("b", half=True)), 10) == 7
+    assert lanes.untried.waiting == 1
+    go.set()
+    await asyncio.gather(*held)
+    lanes.close()
 
 
-def test_threads_that_all_lanes_share_do_not_stand_back():
-    async def test() -> None:
-        lanes, nices = Lanes(), dict[int, int]()
-        together = threading.Barrier(2)
-
-        def work(worker: int, _: int) -> None:
-            nices[worker] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-            together.wait(60)
-
-        def nice() -> int:
-            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-        await lanes.heavy.run(lambda: workers.divide(range(2), work, workers=2), Asker("a"))
-        assert nices == {0: min(19, nice() + 15), 1: nice()}
-        lanes.close()
-
+async def test_heavy_work_stands_back_on_the_processor_but_for_threads_that_all_lanes_share():
     workers._pool.cache_clear()
-    run(test)
+    lanes, nices, together = Lanes(), dict[int, int](), threading.Barrier(2)
+
+    def nice() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def work(worker: int, _: int) -> None:
+        nices[worker] = nice()
+        together.wait(60)
+
+    own = nice()
+    for lane in (lanes.light, lanes.lookups, lanes.untried, lanes.messages):
+        assert await lane.run(nice, Asker("a")) == own
+    await lanes.heavy.run(lambda: workers.divide(range(2), work, workers=2), Asker("a"))
+    assert nices == {0: min(19, own + 15), 1: own}
+    lanes.close()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -219,44 +182,38 @@ async def read(reads: MessageReads, connection: str, message: Awaitable[object],
         return False
 
 
-def test_what_takes_long_goes_on_while_nobody_waits_and_ends_once_somebody_does():
-    async def test() -> None:
-        reads, came = MessageReads(2, 0.05), asyncio.Event()
-        slow = [asyncio.create_task(read(reads, "a", came.wait())) for _ in range(2)]
-        await asyncio.sleep(0.2)
-        assert not any(task.done() for task in slow)
-        assert await read(reads, "b", asyncio.sleep(0))
-        assert await slow[0] is False
-        assert not slow[1].done()
-        came.set()
-        assert await slow[1]
-
-    run(test)
+async def test_what_takes_long_goes_on_while_nobody_waits_and_ends_once_somebody_does():
+    reads, came = MessageReads(2, 0.05), asyncio.Event()
+    slow = [asyncio.create_task(read(reads, "a", came.wait())) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    assert not any(task.done() for task in slow)
+    assert await read(reads, "b", asyncio.sleep(0))
+    assert await slow[0] is False
+    assert not slow[1].done()
+    came.set()
+    assert await slow[1]
 
 
-def test_connections_take_turns():
-    async def test() -> None:
-        reads, order = MessageReads(1, 60.0), list[str]()
-        first = asyncio.Event()
+async def test_connections_take_turns():
+    reads, order = MessageReads(1, 60.0), list[str]()
+    first = asyncio.Event()
 
-        async def one(name: str) -> None:
-            await read(reads, name[0], noted(name))
+    async def one(name: str) -> None:
+        await read(reads, name[0], noted(name))
 
-        async def noted(name: str) -> None:
-            order.append(name)
+    async def noted(name: str) -> None:
+        order.append(name)
 
-        held = asyncio.create_task(read(reads, "a", first.wait()))
-        await asyncio.sleep(0)
-        tasks = [asyncio.create_task(one(name)) for name in ("a1", "a2", "a3", "b1", "b2", "c1")]
-        await asyncio.sleep(0.01)
-        first.set()
-        await asyncio.gather(held, *tasks)
-        assert order == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-    run(test)
+    held = asyncio.create_task(read(reads, "a", first.wait()))
+    await asyncio.sleep(0)
+    tasks = [asyncio.create_task(one(name)) for name in ("a1", "a2", "a3", "b1", "b2", "c1")]
+    await asyncio.sleep(0.01)
+    first.set()
+    await asyncio.gather(held, *tasks)
+    assert order == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_its_call():
+async def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_its_call():
     """gRPC lets go of what it set aside for a read as that ends, and never for one that is cancelled."""
 
     class Context:
@@ -275,25 +232,22 @@ def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_it
             self.became = "ended"
             raise RuntimeError("the call is over")
 
-    async def test() -> None:
-        reads, late, left = MessageReads(2, 60.0), Context(), Context()
-        told = list[object]()
-        asyncio.get_running_loop().set_exception_handler(lambda _, said: told.append(said))
-        with pytest.raises(TimeoutError):
-            await reads.read(late, 0.01)
-        leaving = asyncio.create_task(reads.read(left, 60.0))
-        await asyncio.sleep(0.01)
-        leaving.cancel()
-        await asyncio.sleep(0)
-        assert (late.became, left.became, reads._turns.free) == ("", "", 2)
-        for context in (late, left):
-            context.call_ends.set()
-        await asyncio.sleep(0.01)
-        assert (late.became, left.became) == ("ended", "ended")
-        gc.collect()
-        assert told == []
-
-    run(test)
+    reads, late, left = MessageReads(2, 60.0), Context(), Context()
+    told = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: told.append(said))
+    with pytest.raises(TimeoutError):
+        await reads.read(late, 0.01)
+    leaving = asyncio.create_task(reads.read(left, 60.0))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    assert (late.became, left.became, reads._turns.free) == ("", "", 2)
+    for context in (late, left):
+        context.call_ends.set()
+    await asyncio.sleep(0.01)
+    assert (late.became, left.became) == ("ended", "ended")
+    gc.collect()
+    assert told == []
 
 
 @settings(deadline=None, max_examples=12)
@@ -306,49 +260,43 @@ def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_it
     ),
     st.integers(1, 4),
 )
-def test_whatever_comes_or_is_given_up_no_place_is_lost_and_none_is_taken_twice(calls, most):
-    async def test() -> None:
-        reads, now, highest = MessageReads(most, 0.003), 0, 0
+async def test_whatever_comes_or_is_given_up_no_place_is_lost_and_none_is_taken_twice(calls, most):
+    reads, now, highest = MessageReads(most, 0.003), 0, 0
 
-        async def message(seconds: float) -> None:
-            nonlocal now, highest
-            now += 1
-            highest = max(highest, now)
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                now -= 1
+    async def message(seconds: float) -> None:
+        nonlocal now, highest
+        now += 1
+        highest = max(highest, now)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            now -= 1
 
-        async def one(connection: str, seconds: float, patience: float) -> None:
-            coming = message(seconds)
-            try:
-                await asyncio.wait_for(read(reads, connection, coming, 0.05), patience)
-            except TimeoutError:
-                pass
-            finally:
-                coming.close()
+    async def one(connection: str, seconds: float, patience: float) -> None:
+        coming = message(seconds)
+        try:
+            await asyncio.wait_for(read(reads, connection, coming, 0.05), patience)
+        except TimeoutError:
+            pass
+        finally:
+            coming.close()
 
-        await asyncio.gather(*(one(*call) for call in calls))
-        assert (now, reads._turns.free, len(reads._reading), reads._turns.waiting) == (0, most, 0, 0)
-        assert highest <= most
-
-    run(test)
+    await asyncio.gather(*(one(*call) for call in calls))
+    assert (now, reads._turns.free, len(reads._reading), reads._turns.waiting) == (0, most, 0, 0)
+    assert highest <= most
 
 
 ONE = Asker("one")
 
 
-def test_a_large_one_is_not_passed_over_for_ever_by_small_ones():
-    async def test() -> None:
-        room = FairSemaphore(10)
-        await room.take(ONE, 6)
-        large = asyncio.create_task(room.take(ONE, 8))
-        await asyncio.sleep(0)
-        assert not room.take_now(ONE, 2)
-        room.give_back(ONE, 6)
-        await large
-
-    run(test)
+async def test_a_large_one_is_not_passed_over_for_ever_by_small_ones():
+    room = FairSemaphore(10)
+    await room.take(ONE, 6)
+    large = asyncio.create_task(room.take(ONE, 8))
+    await asyncio.sleep(0)
+    assert not room.take_now(ONE, 2)
+    room.give_back(ONE, 6)
+    await large
 
 
 CALLS = st.lists(
@@ -364,47 +312,40 @@ CALLS = st.lists(
 
 @settings(deadline=None, max_examples=15)
 @given(CALLS, st.booleans())
-def test_no_more_is_held_than_there_is_nor_than_a_share_and_all_of_it_comes_back(calls, half):
+async def test_no_more_is_held_than_there_is_nor_than_a_share_and_all_of_it_comes_back(calls, half):
     """Whoever waits or gives up. A share may be exceeded by what is all that one holds."""
+    room, held = FairSemaphore(10), {"a": list[int](), "b": list[int]()}
 
-    async def test() -> None:
-        room, held = FairSemaphore(10), {"a": list[int](), "b": list[int]()}
+    async def hold(size: int, name: str, seconds: float) -> None:
+        await room.take(Asker(name, half), size)
+        held[name].append(size)
+        assert sum(held["a"]) + sum(held["b"]) <= 10
+        assert not half or len(held[name]) == 1 or sum(held[name]) <= 5
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            held[name].remove(size)
+            room.give_back(Asker(name, half), size)
 
-        async def hold(size: int, name: str, seconds: float) -> None:
-            await room.take(Asker(name, half), size)
-            held[name].append(size)
-            assert sum(held["a"]) + sum(held["b"]) <= 10
-            assert not half or len(held[name]) == 1 or sum(held[name]) <= 5
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                held[name].remove(size)
-                room.give_back(Asker(name, half), size)
+    async def one(size: int, name: str, seconds: float, patience: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(hold(size, name, seconds), patience)
 
-        async def one(size: int, name: str, seconds: float, patience: float) -> None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(hold(size, name, seconds), patience)
-
-        await asyncio.gather(*(one(*call) for call in calls))
-        assert room.free == 10
-        assert room.take_now(ONE, 10)
-
-    run(test)
+    await asyncio.gather(*(one(*call) for call in calls))
+    assert room.free == 10
+    assert room.take_now(ONE, 10)
 
 
-def test_who_has_its_share_keeps_nobody_else_waiting():
-    async def test() -> None:
-        room, half, other = FairSemaphore(10), Asker("half", True), Asker("other", True)
-        await room.take(half, 5)
-        more = asyncio.create_task(room.take(half, 1))
-        await asyncio.sleep(0)
-        await room.take(other, 5)
-        room.give_back(other, 5)
-        assert not more.done()
-        room.give_back(half, 5)
-        await more
-
-    run(test)
+async def test_who_has_its_share_keeps_nobody_else_waiting():
+    room, half, other = FairSemaphore(10), Asker("half", True), Asker("other", True)
+    await room.take(half, 5)
+    more = asyncio.create_task(room.take(half, 1))
+    await asyncio.sleep(0)
+    await room.take(other, 5)
+    room.give_back(other, 5)
+    assert not more.done()
+    room.give_back(half, 5)
+    await more
 
 
 SCAN = Scan(7, 4, 3, "numpy", 0.25)
@@ -428,30 +369,26 @@ class Large:
         return Hits(ids, scores, np.full((question.queries.count, 1), count), None, (), SCAN, "sample")
 
 
-def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4) -> tuple[int, list[bytes], Resources]:
+async def kept(ask: Callable[[MemoryServicer, int], Any]) -> tuple[int, list[bytes], Resources]:
     """Bytes that are held once `ASKING` have asked and none has read; then what each got, having read in turn."""
-
-    async def test() -> tuple[int, list[bytes], Resources]:
-        resources = Resources(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
-        servicer = MemoryServicer(Large(size), resources)  # type: ignore[arg-type]
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            asking = [asyncio.create_task(ask(servicer, number)) for number in range(ASKING)]
-            while resources.unread.waiting + sum(one.done() for one in asking) < ASKING:
-                await asyncio.sleep(0.01)
-            held = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-        got: list[bytes] = []
-        for one in asyncio.as_completed(asking):
-            answer: EncodedAnswer = await one
-            got.append(answer.data)
-            answer.release()
-        resources.lanes.close()
-        return held, got, resources
-
-    return asyncio.run(asyncio.wait_for(test(), 120))
+    resources = Resources(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
+    servicer = MemoryServicer(Large(LARGEST * 3 // 4), resources)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        asking = [asyncio.create_task(ask(servicer, number)) for number in range(ASKING)]
+        while resources.unread.waiting + sum(one.done() for one in asking) < ASKING:
+            await asyncio.sleep(0.01)
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    got: list[bytes] = []
+    for one in asyncio.as_completed(asking):
+        answer: EncodedAnswer = await one
+        got.append(answer.data)
+        answer.release()
+    resources.lanes.close()
+    return held, got, resources
 
 
 def message(question: Any) -> bytes:
@@ -469,30 +406,27 @@ def scan(servicer: MemoryServicer, number: int) -> Any:
 
 
 @pytest.mark.parametrize("ask", [look_up, scan])
-def test_those_that_wait_for_room_hold_no_answer(ask):
-    held, got, resources = kept(ask)
+async def test_those_that_wait_for_room_hold_no_answer(ask):
+    held, got, resources = await kept(ask)
     assert held < (UNREAD + 2) * LARGEST, "all would take 45 MiB"
     assert len(set(got)) == ASKING
     assert all(len(one) > LARGEST // 2 for one in got)
     assert resources.unread.free == UNREAD * LARGEST
 
 
-def test_what_gets_no_room_before_its_deadline_leaves_none_taken():
-    async def test() -> None:
-        resources = Resources(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
-        servicer = MemoryServicer(Large(LARGEST // 2), resources)  # type: ignore[arg-type]
-        other = Asker("other")
-        assert resources.unread.take_now(other, resources.unread.free)
-        for ask in (look_up, scan):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(ask(servicer, 1), 0.3)
-        resources.unread.give_back(other, UNREAD * LARGEST)
-        assert resources.unread.free == UNREAD * LARGEST
-        assert resources.unread.waiting == 0
-        (await scan(servicer, 1)).release()
-        with pytest.raises(BadInput, match=r"takes 3\.0 MiB; a message holds at most 2\.0 MiB"):
-            await look_up(MemoryServicer(Large(3 * LARGEST // 2), resources), 1)  # type: ignore[arg-type]
-        assert resources.unread.free == UNREAD * LARGEST
-        resources.lanes.close()
-
-    run(test)
+async def test_what_gets_no_room_before_its_deadline_leaves_none_taken():
+    resources = Resources(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
+    servicer = MemoryServicer(Large(LARGEST // 2), resources)  # type: ignore[arg-type]
+    other = Asker("other")
+    assert resources.unread.take_now(other, resources.unread.free)
+    for ask in (look_up, scan):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(servicer, 1), 0.3)
+    resources.unread.give_back(other, UNREAD * LARGEST)
+    assert resources.unread.free == UNREAD * LARGEST
+    assert resources.unread.waiting == 0
+    (await scan(servicer, 1)).release()
+    with pytest.raises(BadInput, match=r"takes 3\.0 MiB; a message holds at most 2\.0 MiB"):
+        await look_up(MemoryServicer(Large(3 * LARGEST // 2), resources), 1)  # type: ignore[arg-type]
+    assert resources.unread.free == UNREAD * LARGEST
+    resources.lanes.close()

@@ -25,13 +25,13 @@ from tests.service.held_engine import outcomes, until
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+def certificate(folder: Path, name: str, names: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
     pair = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
             *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-addext", f"subjectAltName={names}"),
             *("-out", str(pair[0]), "-keyout", str(pair[1])),
         ],
         check=True,
@@ -155,10 +155,7 @@ def test_the_command_line_has_certificates_too(engine, pairs, capfd):
 
 
 def test_a_server_behind_a_tunnel_is_known_by_the_name_of_its_certificate(engine, tmp_path):
-    pair = tmp_path / "hub.pem", tmp_path / "hub.key"
-    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days")
-    named = ("1", "-subj", "/CN=hub", "-addext", "subjectAltName=DNS:hub.example.org,IP:10.0.0.7")
-    subprocess.run([*made, *named, "-out", str(pair[0]), "-keyout", str(pair[1])], check=True, capture_output=True)
+    pair = certificate(tmp_path, "hub", "DNS:hub.example.org,IP:10.0.0.7")
     assert names_of(*pair) == ("hub.example.org", "10.0.0.7")
     config = ServiceConfig("127.0.0.1:0", certificate=pair[0], key=pair[1])
     with Server(engine, config) as server:

@@ -22,6 +22,7 @@ from dualform.store.batch import (
 )
 from dualform.store.layer import Layer, Sampling, affine
 from dualform.store.query_sets import QuerySetArrays
+from dualform.store.reading.snapshot import Snapshot
 from dualform.store.rows import OtherRow, Others, OtherTensor
 from dualform.store.tables import SETTINGS as LR, ColumnTypes
 from dualform.store.writing.writer import Writer
@@ -225,6 +226,17 @@ def expected(batches: list[Batch], layers: tuple[Layer, ...]) -> Expected:
             if (step, call) in called
         ]
     return found
+
+
+def check_rows(memory: Snapshot, layers: tuple[Layer, ...], wanted: Expected) -> None:
+    """Every entry, key and value of some layers is what was appended."""
+    for layer in layers:
+        entries = memory.entries(layer.name)
+        assert entries.slots_of(np.arange(entries.count)).tolist() == wanted.entries[layer.name], layer.name
+        if layer.keys:
+            keys, values = memory.keys(layer.name), memory.values(layer.name)
+            assert keys.entry_block(0, keys.entries).tobytes() == wanted.keys[layer.name].tobytes(), layer.name
+            assert values.block(0, entries.count).tobytes() == wanted.values[layer.name].tobytes(), layer.name
 
 
 def view(batches: list[Batch], space: str) -> dict[str, list[Any]]:

@@ -164,19 +164,24 @@ def test_an_item_that_is_no_image_is_named_and_leaves_no_file(third, said, tmp_p
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_dataset_that_draws_numbers_leaves_the_generators_as_they_were(tmp_path):
-    class Noisy(Faulty):
-        def __getitem__(self, number: int) -> Any:
-            return torch.rand(4, 4) + float(np.random.rand()), 0
+class Noisy(Faulty):
+    """Each reading of an image is another one."""
 
-    preview_set = PreviewSet.images(Noisy(0))
+    def __getitem__(self, number: int) -> Any:
+        return torch.rand(4, 4) + float(np.random.rand()), 0
+
+
+def test_a_dataset_that_draws_numbers_leaves_the_generators_as_they_were(tmp_path):
+    def drawn() -> tuple[torch.Tensor, float]:
+        return torch.rand(1), np.random.rand()
+
     torch.manual_seed(3)
     np.random.seed(3)
-    before = torch.rand(1), np.random.rand()
+    before = drawn()
     torch.manual_seed(3)
     np.random.seed(3)
-    looked(preview_set, tmp_path)
-    assert (torch.rand(1), np.random.rand()) == before
+    looked(PreviewSet.images(Noisy(0)), tmp_path)
+    assert drawn() == before
 
 
 def test_texts_come_back_and_one_token_is_marked(tmp_path):
@@ -352,18 +357,8 @@ def test_numbers_further_apart_than_a_float_can_say_are_scaled(tmp_path):
     assert pixels(found.images[0]).tolist() == [[0, 255], [128, 191]]
 
 
-class Drawing(Dataset[Any]):
-    """Each reading of an image is another one."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, number: int) -> Any:
-        return torch.rand(5, 6)
-
-
 def test_a_dataset_that_draws_is_scaled_by_the_images_that_are_stored(tmp_path):
-    found = looked(PreviewSet.images(Drawing()), tmp_path)
+    found = looked(PreviewSet.images(Noisy(0)), tmp_path)
     brightness = np.stack([pixels(png) for png in found.images])
     assert (np.count_nonzero(brightness == 0), np.count_nonzero(brightness == 255)) == (1, 1)
 

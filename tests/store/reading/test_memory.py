@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from dualform.errors import Damaged, NotAMemory, NotFound
+from dualform.errors import Damaged, NotAMemory
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
 from dualform.query.where import mask
@@ -33,6 +33,7 @@ from tests.store.small_memory import (
     TOKENS,
     Expected,
     batches_of,
+    check_rows,
     expected,
     open_writer,
     other_row,
@@ -44,17 +45,6 @@ from tests.store.small_memory import (
 
 def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
-
-
-def test_repeated_keys_are_stored_once_bit_for_bit(tmp_path):
-    expected = write_samples(tmp_path / "memory", [40, 40])
-    memory = Snapshot.open(tmp_path / "memory")
-    keys = memory.keys("layer-0")
-    distinct = {row.tobytes() for row in expected.keys["layer-0"]}
-    # The inputs hold a row of 0.0 and one of -0.0: equal as numbers, different as bits.
-    assert keys.rows == len(distinct) == 12
-    assert keys.row_of_entry is not None
-    assert memory.keys("layer-1").row_of_entry is None
 
 
 def test_blocks_and_rows_do_not_depend_on_segments_or_cache(tmp_path):
@@ -126,19 +116,14 @@ def same(memory, wanted):
         assert space.between(5, 17, [name])[name].to_pylist() == column[5:17]
         null = space.is_null(name)
         assert np.broadcast_to(null, len(column)).tolist() == [value is None for value in column]
+    every = np.arange(memory.count("token"))
     for layer in TOKENS:
         entries = memory.entries(layer.name)
-        slots = np.arange(memory.count("token")) if entries.slots is None else entries.slots
+        slots = every if entries.slots is None else entries.slots
         assert slots.tolist() == wanted.entries[layer.name]
-        assert entries.slots_of(np.arange(entries.count)).tolist() == slots.tolist()
         numbers = {slot: entry for entry, slot in enumerate(slots.tolist())}
-        every = np.arange(memory.count("token"))
         assert entries.of(every).tolist() == [numbers.get(slot, -1) for slot in every.tolist()]
-        if layer.keys:
-            keys = memory.keys(layer.name)
-            assert keys.entry_block(0, keys.entries).tobytes() == wanted.keys[layer.name].tobytes()
-            values = memory.values(layer.name)
-            assert values.block(0, values.rows).tobytes() == wanted.values[layer.name].tobytes()
+    check_rows(memory, TOKENS, wanted)
 
 
 @pytest.mark.parametrize("commit_after", [(), (1, 3), tuple(range(len(SIZES)))])
@@ -175,19 +160,6 @@ def test_a_reader_sees_that_a_recording_went_on(tmp_path):
     assert Snapshot.open(tmp_path / "memory").commits == 1
     assert memory.column("token", "token").count() == 8, "a snapshot reads columns late, and stays as of its moment"
     writer.abandon()
-
-
-def test_columns_of_samples_are_told_from_those_of_slots(tmp_path):
-    write_tokens(tmp_path / "memory", (2,))
-    memory = Snapshot.open(tmp_path / "memory")
-    assert memory.space("token").sample_columns == {"step", "row", "label", "sample", "weight", "seen"}
-    columns = memory.column("token", "label")
-    space = memory.space("token")
-    spread = space.spread(np.arange(space.samples.count))
-    labels = space.samples.column("label").to_pylist()
-    assert columns.tolist() == [labels[datapoint] for datapoint in spread]
-    with pytest.raises(NotFound, match=r"no space 'sample'\. Spaces: token"):
-        memory.space("sample")
 
 
 def test_of_many_rows_opening_reads_where_slots_lie_and_a_mask_the_columns_that_it_names(tmp_path, monkeypatch):

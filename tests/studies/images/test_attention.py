@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from dualform.answers import Columns, GroupSums, Hits
 from dualform.query.engine import Engine, open_memory
 from dualform.questions import QuerySetExamples
 from dualform_studies.claims import FAILS, HOLDS, IN_PART
@@ -334,56 +333,15 @@ def test_top_images_name_dataset_class_step_and_weights_of_the_same_decimals(tmp
     ]  # fmt: skip
 
 
-QUERIES = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]])
-
-
-class BruteForce:
-    """Answers group sums and top-k by (dataset, label) over slots that it holds in arrays."""
-
-    def __init__(self) -> None:
-        self.keys = np.random.default_rng(0).normal(size=(120, 2))
-        self.dataset = np.array(["zebra"] * 60 + ["apple"] * 60, dtype=object)
-        self.label = np.arange(120) % 2
-        self.sample = np.arange(120) % 30
-
-    def scores(self, queries: QuerySetExamples) -> np.ndarray:
-        return np.abs(QUERIES[list(queries.examples or ())] @ self.keys.T)
-
-    def members(self) -> dict[tuple[str, int], np.ndarray]:
-        groups = [(dataset, label) for dataset in sorted(set(self.dataset)) for label in (0, 1)]
-        return {(name, label): np.flatnonzero((self.dataset == name) & (self.label == label)) for name, label in groups}
-
-    def group_sum(self, layer: str, queries: QuerySetExamples, by: Any, score: str = "dot") -> GroupSums:
-        assert (by, score) == (("dataset", "label"), "abs")
-        rows = self.members()
-        sums = np.stack([self.scores(queries)[:, own].sum(axis=1) for own in rows.values()], axis=1)
-        return GroupSums(tuple(rows), sums, np.array([len(own) for own in rows.values()]), by)
-
-    def topk(
-        self, layer: str, queries: QuerySetExamples, k: int, score: str, by: Any = None, distinct: str | None = None
-    ) -> Hits:
-        assert (score, distinct) == ("abs", None if by else "sample")
-        scores, groups = self.scores(queries)[0], self.members()
-        best = [
-            rows[np.argsort(-scores[rows], kind="stable")][:k] for rows in (groups.values() if by else [np.arange(120)])
-        ]
-        ids, counts = np.concatenate(best), np.array([[len(rows) for rows in best]])
-        return Hits(ids, scores[ids].astype(np.float32), counts, tuple(groups) if by else None)
-
-    def slots(self, hits: Hits) -> Columns:
-        columns = {name: getattr(self, name)[hits.ids] for name in ("dataset", "label", "sample")}
-        return Columns({"slot": hits.ids} | columns)
-
-
-def test_groups_stand_in_the_order_of_training():
-    memory: Any = BruteForce()
-    (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetExamples("test", (2,)), ["zebra", "apple"])
-    assert layer.groups == (("zebra", 0), ("zebra", 1), ("apple", 0), ("apple", 1))
-    scores = np.abs(memory.keys @ QUERIES[2])
-    for group, best, total, count in zip(layer.groups, layer.best, layer.sums, layer.counts, strict=True):
-        own = scores[memory.members()[group]]
+def test_groups_stand_in_the_order_of_training(recorded: Recorded):
+    queries = QuerySetExamples(recorded.checkpoint(1).query_set, (2,))
+    (layer,) = ask_spotlight(recorded.memory, ["layer-1"], queries, [dataset.name for dataset in recorded.datasets])
+    assert list(layer.groups) == GROUPS
+    scores = np.abs(recorded.products("layer-1", 1)[2])
+    for at, (best, total, count) in enumerate(zip(layer.best, layer.sums, layer.counts, strict=True)):
+        own = scores[recorded.groups[:, at]]
         np.testing.assert_allclose(best, np.sort(own)[::-1], rtol=1e-6)
-        assert (total, count) == (pytest.approx(own.sum()), 30)
+        assert (total, count) == (pytest.approx(own.sum()), len(own))
     assert layer.strongest == layer.groups[int(layer.sums.argmax())]
     assert [hit["score"] for hit in layer.top] == sorted((hit["score"] for hit in layer.top), reverse=True)
-    assert len(layer.top) == 5
+    assert len({(hit["dataset"], hit["sample"]) for hit in layer.top}) == 5

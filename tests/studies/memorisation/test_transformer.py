@@ -325,17 +325,6 @@ def test_the_page_shows_every_figure_and_table(miniature):
     assert all(layer["exact"] and layer["reconstruction_error"] < 1e-4 for layer in report["verify"].values())
 
 
-def test_claims_name_the_second_study_and_are_sentences(miniature):
-    claims = miniature[1]["claims"]
-    assert claims
-    for claim in claims:
-        assert claim["section"].startswith("second study, ")
-        assert claim["claim"].endswith(".")
-        assert claim["paper"] != "-"
-    # Two seeds are too few to test what heads share.
-    assert not any(claim["claim"].startswith("Heads alone") for claim in claims)
-
-
 def test_each_seed_is_trained_once_with_three_heads_and_progress_is_told_to_its_end(miniature):
     """What heads know alone, free training beside boosting, and three of many heads are of the same networks."""
     told = miniature[2]
