@@ -19,7 +19,7 @@ from dualform.store.reading.runs import opened
 from tests.cases import some
 from tests.query.trained import STEPS, Trained, train
 from tests.record.resumed_training import ROWS, Training
-from tests.trainings import learn
+from tests.trainings import record_steps, take_steps
 
 FIRST, GONE = 10, (80, 133, 197, 198)
 """The first step that has one of the samples that go: a step has eight."""
@@ -117,11 +117,13 @@ def test_a_run_behind_takes_the_sum_on(tmp_path):
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, dampening=0.2)
     for number, path in enumerate((tmp_path / "a", tmp_path / "b")):
-        with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-            for step in range(6):
-                x, y = torch.randn(5, 4), torch.randint(3, (5,))
-                with recorder.step(label=y, sample=np.arange(5) + 5 * step + 100 * number):
-                    learn(optimizer, cross_entropy(model(x), y))
+        record_steps(
+            dualform.Recorder(model, optimizer, path, quiet=True),
+            optimizer,
+            6,
+            lambda step: cross_entropy(model(torch.randn(5, 4)), torch.randint(3, (5,))),
+            sample=lambda step, number=number: np.arange(5) + 5 * step + 100 * number,
+        )
     dualform.delete(tmp_path / "a", "sample IN (3, 4, 28, 29)")
     both = dualform.open([tmp_path / "a", tmp_path / "b"])
     assert both.verify()[""].reconstruction_error < 1e-6
@@ -256,10 +258,14 @@ def test_a_memory_without_keys_keeps_no_digest_and_is_not_run_again(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "run", keys=False, quiet=True) as recorder:
-        for step in range(3):
-            with recorder.step(sample=np.arange(4) + step):
-                learn(optimizer, model(torch.randn(4, 4)).square().mean())
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "run", keys=False, quiet=True)
+    record_steps(
+        recorder,
+        optimizer,
+        3,
+        lambda step: model(torch.randn(4, 4)).square().mean(),
+        sample=lambda step: np.arange(4) + step,
+    )
     told = planned_deletion(tmp_path / "run", "sample = 1")
     assert told == dualform.delete(tmp_path / "run", "sample = 1")
     assert (told.samples, told.summed, told.scores_only) == (2, (), ())
@@ -275,9 +281,13 @@ def test_a_recording_that_was_cut_off_adds_up_to_where_it_came(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     recorder = dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True)
     with recorder:
-        for step in range(5):
-            with recorder.step(sample=np.arange(4) + 4 * step):
-                learn(optimizer, model(torch.randn(4, 4)).square().mean())
+        take_steps(
+            recorder,
+            optimizer,
+            5,
+            lambda step: model(torch.randn(4, 4)).square().mean(),
+            sample=lambda step: np.arange(4) + 4 * step,
+        )
         recorder.flush()
         shutil.copytree(tmp_path / "run", tmp_path / "cut off")
         before = dualform.open(tmp_path / "cut off").weights(allow_inexact=True)
@@ -288,20 +298,21 @@ def test_a_recording_that_was_cut_off_adds_up_to_where_it_came(tmp_path):
         assert np.allclose(after.arrays[name], own, rtol=0, atol=1e-7)
 
 
-CONFIDENCE = [0.95, 0.2, float("nan"), 0.1, 0.99, None]
-
-
 @pytest.fixture(scope="module")
 def unsure(tmp_path_factory):
     """A memory with columns that are NaN in places."""
     path = tmp_path_factory.mktemp("nan") / "m"
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for _ in range(2):
-            low = [0.0, 0.0, 0.0, float("nan"), 0.0, 0.0]
-            with recorder.step(conf=CONFIDENCE, low=low, label=[0, 1, 2, 3, 4, 5]):
-                learn(optimizer, model(torch.randn(6, 4)).square().mean())
+    record_steps(
+        dualform.Recorder(model, optimizer, path, quiet=True),
+        optimizer,
+        2,
+        lambda step: model(torch.randn(6, 4)).square().mean(),
+        conf=[0.95, 0.2, float("nan"), 0.1, 0.99, None],
+        low=[0.0, 0.0, 0.0, float("nan"), 0.0, 0.0],
+        label=[0, 1, 2, 3, 4, 5],
+    )
     return path
 
 

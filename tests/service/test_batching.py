@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -312,16 +311,11 @@ class Slow:
 
 
 @pytest.fixture(scope="module")
-def stored_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path = tmp_path_factory.mktemp("shared") / "run"
     small_memory.write(path, [20, 20, 20])
-    return path
-
-
-@pytest.fixture(scope="module")
-def stored(stored_memory: Path) -> Iterator[Any]:
-    with dualform.open(stored_memory) as stored:
-        yield stored
+    with dualform.open(path) as engine:
+        yield engine
 
 
 def questions(count: int) -> list[Question]:

@@ -42,6 +42,7 @@ from dualform_service.standard_services import OWN_WATCHES, WATCHES
 from tests.reliability import report, rounds, soaking
 from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
+from tests.trainings import take_steps
 
 TOPK, SQL, CHECK = "/dualform.v1.Memory/TopK", "/dualform.v1.Memory/Sql", "/grpc.health.v1.Health/Check"
 ANSWERED = "questions and health of others were answered meanwhile"
@@ -359,12 +360,13 @@ def flooded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for _ in range(rounds(2, 64)):
-            x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            ((torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))) for _ in range(rounds(2, 64))),
+            lambda x, y: torch.nn.functional.cross_entropy(model(x), y),
+            label=lambda x, y: y,
+        )
     query = np.random.default_rng(SEED).normal(size=(1, WIDTH)).astype(np.float32)
     with served(path, "--ram", MEMORY) as (address, process), Client(address, timeout=120) as client:
         asks: dict[str, Callable[[], object]] = {

@@ -122,13 +122,6 @@ COSTLY = [
 """Within the bounds, and as costly as they allow. None leaves a slot, where it is answered at all."""
 
 
-@pytest.fixture(scope="module")
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        there.setblocking(False)
-        yield there
-
-
 @contextmanager
 def serving(slots: int) -> Iterator[Server]:
     keys = np.ones((slots, 4), np.float32)
@@ -142,13 +135,6 @@ def serving(slots: int) -> Iterator[Server]:
 def server() -> Iterator[Server]:
     with serving(SLOTS) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.address) as client:
-        client.topk("fc", QUERY)
-        yield client
 
 
 def drawn(rng: random.Random, file: str) -> str:
@@ -167,29 +153,32 @@ def drawn(rng: random.Random, file: str) -> str:
 
 
 @pytest.mark.soak
-def test_no_mask_reads_anything_or_outlives_its_limits(client, listener, tmp_path, monkeypatch):
+def test_no_mask_reads_anything_or_outlives_its_limits(server, tmp_path, monkeypatch):
     monkeypatch.setenv("DUALFORM_SECRET", SECRET)
     secret = tmp_path / "secret.csv"
     os.mkfifo(secret)  # whoever opens it waits for ever, which nobody does
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
     rng = random.Random(SEED)
-    masks = [text.format(file=f"'{secret}'", url=url) for text in REFUSED]
-    masks += COSTLY if soaking() else COSTLY[::4]
-    masks += [drawn(rng, f"'{secret}'") for _ in range(rounds(15, 1_000))]
-    refused, before = list[str](), resident_bytes()
-    for where in masks:
-        began = time.process_time()
-        try:
-            answer = client.topk("fc", QUERY, 1, where)
-        except (BadInput, NotFound) as error:
-            refused.append(str(error))
-        else:
-            assert where not in masks[: len(REFUSED)]
-            assert answer.scan.slots_matching <= SLOTS
-        assert time.process_time() - began < PROCESSOR_SECONDS, where[:200]
-        assert resident_bytes() - before < 600e6, where[:200]
-    with pytest.raises(BlockingIOError):
-        listener.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener, Client(server.address) as client:
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+        masks = [text.format(file=f"'{secret}'", url=url) for text in REFUSED]
+        masks += COSTLY if soaking() else COSTLY[::4]
+        masks += [drawn(rng, f"'{secret}'") for _ in range(rounds(15, 1_000))]
+        client.topk("fc", QUERY)
+        refused, before = list[str](), resident_bytes()
+        for where in masks:
+            began = time.process_time()
+            try:
+                answer = client.topk("fc", QUERY, 1, where)
+            except (BadInput, NotFound) as error:
+                refused.append(str(error))
+            else:
+                assert where not in masks[: len(REFUSED)]
+                assert answer.scan.slots_matching <= SLOTS
+            assert time.process_time() - began < PROCESSOR_SECONDS, where[:200]
+            assert resident_bytes() - before < 600e6, where[:200]
+        with pytest.raises(BlockingIOError):
+            listener.accept()
     assert list(tmp_path.iterdir()) == [secret]
     assert len(refused) >= len(REFUSED)
     assert not [said for said in refused if SECRET in said or str(Path.home()) in said]

@@ -180,36 +180,21 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory):
-    path = tmp_path_factory.mktemp("damaged") / "memory"
-    small_memory.write(path, [20, 20, 20] if soaking() else [20])
-    dualform.PreviewSet.texts(["a text"]).store(path, "first")
-    return path
-
-
-def _gone(file: Path) -> None:
-    file.unlink()
-
-
-def _cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-def _altered(file: Path) -> None:
-    file.write_bytes(bytes(byte ^ 0x55 for byte in file.read_bytes()))
-
-
 CLEAR = {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.FAILED_PRECONDITION}
 """What may be said of it: which file is damaged, or what a training that was cut off lacks."""
-DAMAGE = [_gone, _cut, _altered]
+DAMAGE = [
+    Path.unlink,
+    lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    lambda file: file.write_bytes(bytes(byte ^ 0x55 for byte in file.read_bytes())),
+]
 
 
 @pytest.mark.soak
-def test_no_answer_says_where_the_memory_lies(memory, tmp_path, caplog):
+def test_no_answer_says_where_the_memory_lies(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "dualform.service")
     folder = tmp_path / HOME / "run"
-    shutil.copytree(memory, folder)
+    small_memory.write(folder, [20, 20, 20] if soaking() else [20])
+    dualform.PreviewSet.texts(["a text"]).store(folder, "first")
     files = [file for file in folder.rglob("*") if file.is_file() and file.name != "memory.json"]
     told, codes = list[dualform.errors.DualformError](), set[grpc.StatusCode]()
     damages = list(product(files, DAMAGE)) if soaking() else list(zip(files, cycle(DAMAGE), strict=False))

@@ -293,42 +293,27 @@ ROWS = re.findall(r"^\| `(dualform_\w+)` \| (.*?) \| (.*) \|$", DOCUMENT, re.MUL
 
 
 @pytest.fixture(scope="module")
-def families():
-    """Families of a server that was asked a question."""
-    config = ServiceConfig("127.0.0.1:0", metrics="127.0.0.1:0")
-    with Server(Canned(), config) as server, Client(server.address) as client:
+def registry():
+    """Labels by series, as the table has them, and those of the process; a server that was asked has the same."""
+    with Server(Canned(), HERE) as server, Client(server.address) as client:
         client.topk("fc", "test")
         until(lambda: outcomes(server, "TopK"))
-        return list(text_string_to_metric_families(asked(server.metrics_address)[1]))
-
-
-@pytest.fixture(scope="module")
-def registry(families):
-    """Labels by name, as they are scraped."""
-    found = {
-        sample.name: set() for family in families for sample in family.samples if family.name.startswith("process_")
-    }
+        families = list(text_string_to_metric_families(asked(server.metrics_address)[1]))
+    ours = [family for family in families if not family.name.startswith("process_")]
+    described = {family.name + "_total" * (family.type == "counter"): family.documentation for family in ours}
+    assert {name: what for name, _, what in ROWS} == described
+    assert {family.name for family in ours if family.type == "histogram"} == HISTOGRAMS
+    found = {sample.name: set() for family in families if family not in ours for sample in family.samples}
     for name, labels, _ in ROWS:
-        endings = ("_bucket", "_sum", "_count") if name in HISTOGRAMS else ("",)
         own = set(re.findall(r"`(\w+)`", labels))
-        found |= {name + ending: own | ({"le"} if ending == "_bucket" else set()) for ending in endings}
+        for ending in ("_bucket", "_sum", "_count") if name in HISTOGRAMS else ("",):
+            found[name + ending] = own | ({"le"} if ending == "_bucket" else set())
+    for sample in (sample for family in ours for sample in family.samples):
+        assert sample.labels.keys() == found[sample.name]
     return found
 
 
-def test_the_table_of_metrics_is_what_is_scraped(families, registry):
-    described = {
-        family.name + "_total" * (family.type == "counter"): (family.documentation, family)
-        for family in families
-        if not family.name.startswith("process_")
-    }
-    assert {name: what for name, _, what in ROWS} == {name: what for name, (what, _) in described.items()}
-    for _, family in described.values():
-        for sample in family.samples:
-            assert sample.labels.keys() == registry[sample.name]
-    assert {family.name for family in families if family.type == "histogram"} == HISTOGRAMS
-
-
-def test_every_series_that_is_named_is_there(registry):
+def test_the_document_names_every_series_and_none_that_there_is_not(registry):
     named = set(SERIES.findall(DOCUMENT)) - {"dualform_client", "dualform_service"}
     if not any(name.startswith("process_") for name in registry):
         pytest.skip("the system has no /proc, so there are no series of the process")

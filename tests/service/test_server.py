@@ -150,16 +150,6 @@ def test_a_callers_own_limit_is_no_fault_in_the_log(caplog):
     assert "Traceback" not in caplog.text
 
 
-def test_an_answer_that_is_too_large_is_refused_by_name(engine):
-    config = ServiceConfig("127.0.0.1:0", answer_bytes=100, sql=True)
-    with (
-        Server(engine, config) as server,
-        Client(server.address) as client,
-        pytest.raises(BadInput, match=r"The answer takes 0\.0 MiB; a message holds at most"),
-    ):
-        client.sql("SELECT 1")
-
-
 def test_a_question_that_is_too_large_for_the_client_is_never_sent(client, engine):
     with pytest.raises(BadInput, match=r"The question takes 68\.\d MiB, and a message holds at most 64\.0 MiB"):
         client.topk("fc", np.zeros((6, 3_000_000), np.float32))

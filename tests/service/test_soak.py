@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -25,6 +24,7 @@ from dualform_client import Client
 from dualform_proto.calls import CALLS
 from tests.reliability import report, rounds, soaking
 from tests.service.http2 import Connection
+from tests.trainings import take_steps
 
 LAYER, WIDTH = "0", 64
 EXPECTED = frozenset({"ok", "overloaded", "timed_out", "cancelled"})
@@ -149,28 +149,24 @@ MEMORY = "1 GB"
 STEPS, ROWS = rounds(60, 300), 64
 
 
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("soak") / "run"
+@pytest.mark.soak
+def test_a_server_that_is_asked_all_the_time_stays_as_large_as_it_is(tmp_path):
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 48), torch.nn.ReLU(), torch.nn.Linear(48, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    with dualform.Recorder(model, optimizer, path) as recorder:
-        for step in range(STEPS):
-            x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
-            sample = np.arange(step * ROWS, (step + 1) * ROWS)
-            with recorder.step(dataset="odd" if step % 2 else "even", label=y, sample=sample):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+    with dualform.Recorder(model, optimizer, tmp_path / "run") as recorder:
+        take_steps(
+            recorder,
+            optimizer,
+            ((torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,)), step) for step in range(STEPS)),
+            lambda x, y, step: torch.nn.functional.cross_entropy(model(x), y),
+            dataset=lambda x, y, step: "odd" if step % 2 else "even",
+            label=lambda x, y, step: y,
+            sample=lambda x, y, step: np.arange(step * ROWS, (step + 1) * ROWS),
+        )
         recorder.query_set("test", torch.randn(20, WIDTH))
-    return path
-
-
-@pytest.mark.soak
-def test_a_server_that_is_asked_all_the_time_stays_as_large_as_it_is(memory):
     seconds = rounds(4, 3600)
-    with served(memory, "--ram", MEMORY) as (address, process):
+    with served(tmp_path / "run", "--ram", MEMORY) as (address, process):
         with Client(address) as client:
             right = client.topk(LAYER, "test", 5).ids.tolist()
         files = len(os.listdir(f"/proc/{process}/fd"))

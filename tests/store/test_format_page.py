@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from PIL import Image
 
 import dualform
 from dualform import PreviewSet
-from dualform.store.batch import Factor, RoundingGradient
+from dualform.store.batch import Batch, Factor, RoundingGradient
 from dualform.store.layer import Sampling
 from dualform.store.manifest import FORMAT, Manifest
 from dualform.store.sources import FORMATS
@@ -106,11 +107,16 @@ def test_the_page_reads_a_memory_without_dualform(tmp_path, monkeypatch, repeats
     assert names["mine"].tobytes() == whole.keys[layer][threes].tobytes()
 
 
-def test_the_page_reads_values_of_every_type(tmp_path, monkeypatch):
-    made, given = twins.writer(tmp_path / "RUN"), [twins.batch(step) for step in range(3)]
+def write_twins(path: Path, steps: Iterable[int]) -> list[Batch]:
+    made, given = twins.writer(path), [twins.batch(step) for step in steps]
     for one in given:
         made.append(one)
     made.close()
+    return given
+
+
+def test_the_page_reads_values_of_every_type(tmp_path, monkeypatch):
+    given = write_twins(tmp_path / "RUN", range(3))
     _, code, *_ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
@@ -121,10 +127,7 @@ def test_the_page_reads_values_of_every_type(tmp_path, monkeypatch):
 
 
 def test_the_page_reads_every_key_source(tmp_path):
-    made, given = twins.writer(tmp_path / "memory"), [twins.batch(step) for step in (0, 3)]
-    for one in given:
-        made.append(one)
-    made.close()
+    given = write_twins(tmp_path / "memory", (0, 3))
     _, _, code, *_ = blocks()
     names: dict[str, Any] = {"np": np}
     exec(code, names)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import errno
 import importlib.util
-import mmap
 import os
 import sys
 import time
@@ -28,7 +27,7 @@ from dualform.query.sql import worker
 from dualform.record.setup.budget import disk_use
 from dualform.store import locks
 from dualform.store.batch import LayerRows
-from dualform.store.files import durable_files, ram_budget
+from dualform.store.files import durable_files
 from dualform.store.files.durable_files import (
     ABANDONED_SECONDS,
     BLOCK_BYTES,
@@ -184,14 +183,6 @@ def write_numbers(path: Path) -> None:
     write_derived(path, "numbers 1", "their origin", [(NUMBERS,)])
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Path:
-    """A layer's folder, with files that a killed process was writing."""
-    for name in (f"keys-000000.faiss{CODES}.tmp", f"0123{SUM}.tmp", "keys-000001.faiss.tmp", "notes.tmp"):
-        age(written(tmp_path / name), 2 * ABANDONED_SECONDS)
-    return tmp_path
-
-
 def written(path: Path) -> Path:
     path.write_bytes(b"a part")
     return path
@@ -202,15 +193,18 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_whoever_writes_next_removes_what_nobody_writes_any_more(killed):
-    age(killed / f"0123{SUM}.tmp", ABANDONED_SECONDS / 2)
-    write_numbers(killed / f"4567{SUM}")
+def test_whoever_writes_next_removes_what_nobody_writes_any_more(tmp_path):
+    """Of a layer's folder, with files that a killed process was writing."""
+    for name in (f"keys-000000.faiss{CODES}.tmp", f"0123{SUM}.tmp", "keys-000001.faiss.tmp", "notes.tmp"):
+        age(written(tmp_path / name), 2 * ABANDONED_SECONDS)
+    age(tmp_path / f"0123{SUM}.tmp", ABANDONED_SECONDS / 2)
+    write_numbers(tmp_path / f"4567{SUM}")
     # What another process may be writing stays, and so does what is a segment's or somebody else's.
     left = [f"0123{SUM}.tmp", f"4567{SUM}", "keys-000001.faiss.tmp", "notes.tmp"]
-    assert sorted(path.name for path in killed.iterdir()) == left
-    age(killed / left[0], 2 * ABANDONED_SECONDS)
-    write_numbers(killed / f"4567{SUM}")
-    assert sorted(path.name for path in killed.iterdir()) == left[1:]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    age(tmp_path / left[0], 2 * ABANDONED_SECONDS)
+    write_numbers(tmp_path / f"4567{SUM}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == left[1:]
 
 
 def test_a_writer_whose_file_was_removed_meanwhile_leaves_no_part_of_one(tmp_path, monkeypatch):
@@ -261,27 +255,6 @@ def without(monkeypatch, module, missing):
     return loaded
 
 
-@pytest.fixture
-def narrow(monkeypatch):
-    for name in ("writev", "sysconf", "O_CLOEXEC", "O_TMPFILE"):
-        monkeypatch.delattr(os, name)
-
-
-def test_files_are_written_through_the_page_cache(monkeypatch, narrow, tmp_path):
-    own, blocks = (
-        without(monkeypatch, durable_files, "fcntl"),
-        [mmap.mmap(-1, durable_files.BLOCK_BYTES) for _ in range(2)],
-    )
-    for number, block in enumerate(blocks):
-        block[:] = bytes([number + 1]) * len(block)
-    file = own.DirectFile(tmp_path / "file")
-    file.write(blocks, 0, durable_files.BLOCK_BYTES + 5)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    file.finish(durable_files.BLOCK_BYTES + 5)
-    assert (tmp_path / "file").read_bytes() == b"\1" * durable_files.BLOCK_BYTES + b"\2" * 5
-    assert own._DIRECT == 0
-
-
 def test_a_folder_that_cannot_be_locked_is_said_to_be_open_to_others(monkeypatch, tmp_path):
     own = without(monkeypatch, locks, "fcntl")
     monkeypatch.setattr(own, "Manifest", SimpleNamespace(read=lambda folder: None))
@@ -292,16 +265,6 @@ def test_a_folder_that_cannot_be_locked_is_said_to_be_open_to_others(monkeypatch
         own.folder_lock(tmp_path / "run"),
     ):
         pass
-
-
-def test_a_journal_is_written_piece_by_piece(narrow, tmp_path):
-    with open(tmp_path / "file", "wb") as file:
-        assert durable_files.write_some(file.fileno(), [memoryview(b"one"), memoryview(b"two")]) == 3
-    assert (tmp_path / "file").read_bytes() == b"one"
-
-
-def test_memory_that_the_system_does_not_tell_is_a_guess(narrow):
-    assert 0 < ram_budget.memory_bytes() <= 8 << 30
 
 
 def test_sql_is_answered_without_limits_of_the_system(monkeypatch):

@@ -22,14 +22,9 @@ ROWS = 4 * BLOCK_BYTES // (4 * WIDTH) + 17
 
 
 @pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
-@pytest.fixture
-def stored(tmp_path, rng):
+def stored(tmp_path):
     """Rows of four blocks and a bit, some across two of them."""
-    matrix = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    matrix = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
     writer = MatrixWriter(tmp_path / "keys.faiss", flat_index(WIDTH), Blocks())
     writer.append(matrix)
     size, checksums = writer.finish()

@@ -18,25 +18,22 @@ from tests.store.sources.twins import PAIRS, WEIGHTS, batch, writer
 STEPS = 6
 
 
-def committed(folder: Path) -> Path:
-    """Two commits, of which the second has segments of two forms where keys are no bfloat16."""
+def committed(folder: Path, finish: bool = True) -> Path:
+    """Two commits, of which the second has segments of two forms where keys are no bfloat16; or one, and a journal."""
     made = writer(folder)
     for step in range(STEPS):
         made.append(batch(step))
         if step == 2:
             made.commit()
-    made.close(Ending(final={name: weight - 1 for name, weight in WEIGHTS.items()}))
+    if finish:
+        made.close(Ending(final={name: weight - 1 for name, weight in WEIGHTS.items()}))
+    else:
+        made.abandon()
     return folder
 
 
 def half_committed(folder: Path) -> Path:
-    made = writer(folder)
-    for step in range(STEPS):
-        made.append(batch(step))
-        if step == 2:
-            made.commit()
-    made.abandon()
-    return folder
+    return committed(folder, finish=False)
 
 
 def sharded(folder: Path) -> Path:
@@ -60,11 +57,6 @@ def resumed(folder: Path) -> list[Path]:
             made.append(batch(step, seed=number))
         made.close()
     return folders
-
-
-@pytest.fixture(scope="module")
-def committed_once(tmp_path_factory):
-    return committed(tmp_path_factory.mktemp("sources") / "committed")
 
 
 @pytest.fixture(
@@ -137,22 +129,23 @@ def stored_type(source):
     return getattr(source, "stored", source).dtype.str
 
 
-def test_files_are_as_small_as_their_source_makes_them(committed_once):
-    memory = Snapshot.open(committed_once)
-    own = {pair.layer.name: memory.sources[pair.layer.name, "keys"] for pair in PAIRS}
+def test_files_are_as_small_as_their_source_makes_them(tmp_path):
+    memory, own = Snapshot.open(committed(tmp_path / "memory")), [pair.layer.name for pair in PAIRS]
+    types = {
+        ("half", "keys"): ["<u2"] * 2,
+        ("numbers", "keys"): ["<u4"] * 2,
+        ("mixed", "keys"): ["<u2", "<f4"] * 2,
+        ("half16", "keys"): ["<f2"] * 2,
+        ("mixed16", "keys"): ["<f2", "<f4"] * 2,
+        ("half", "values"): ["<f4"] * 2,  # as memories before had them
+        ("half-repeats", "values"): ["<u2"] * 2,
+        ("half16", "values"): ["<f2"] * 2,
+        ("mixed", "values"): ["<u2", "<f4"] * 2,
+        ("mixed16", "values"): ["<f2", "<f4"] * 2,
+    }
+    assert {kind: [stored_type(source) for source in memory.sources[kind]] for kind in types} == types
     entries = {name: memory.entries(name).count for name in own}
-    assert [source.stored.dtype.str for source in own["half"]] == ["<u2", "<u2"]
-    assert [source.stored.dtype.str for source in own["numbers"]] == ["<u4", "<u4"]
-    assert [stored_type(source) for source in own["mixed"]] == ["<u2", "<f4"] * 2
-    assert [source.stored.dtype.str for source in own["half16"]] == ["<f2", "<f2"]
-    assert [stored_type(source) for source in own["mixed16"]] == ["<f2", "<f4"] * 2
-    values = {pair.layer.name: memory.sources[pair.layer.name, "values"] for pair in PAIRS}
-    assert [source.dtype.str for source in values["half"]] == ["<f4", "<f4"], "as memories before had them"
-    assert [source.stored.dtype.str for source in values["half-repeats"]] == ["<u2", "<u2"]
-    assert [source.stored.dtype.str for source in values["half16"]] == ["<f2", "<f2"]
-    assert [stored_type(source) for source in values["mixed"]] == ["<u2", "<f4"] * 2
-    assert [stored_type(source) for source in values["mixed16"]] == ["<f2", "<f4"] * 2
-    stored = {name: sum(s.segment.rows for s in sources) for name, sources in own.items()}
+    stored = {name: sum(source.segment.rows for source in memory.sources[name, "keys"]) for name in own}
     assert stored["conv"] * 6 == entries["conv"]
     assert stored["conv-repeats"] * 8 == entries["conv-repeats"]
     assert stored["half-repeats"] == entries["half-repeats"] - 2 * (STEPS - 1)

@@ -244,10 +244,6 @@ def matrices(draw):
     return matrix, sources, np.array(wanted, np.int64)
 
 
-def rows_at(addresses, width):
-    return [ctypes.string_at(address, 4 * width) for address in addresses.tolist()]
-
-
 @given(matrices(), st.randoms(use_true_random=False))
 def test_rows_stand_at_their_addresses(given_rows, random):
     matrix, sources, wanted = given_rows
@@ -255,7 +251,8 @@ def test_rows_stand_at_their_addresses(given_rows, random):
     narrow = [some_columns(source, 1, 4) for source in sources]
     for rows in (Rows(sources, NARROW), OrderedRows(sources, NARROW, order), Rows(narrow, 3)):
         addresses = rows.addresses(wanted)
-        assert rows_at(addresses.numbers, rows.width) == [row.tobytes() for row in rows.take(wanted)]
+        found = [ctypes.string_at(address, 4 * rows.width) for address in addresses.numbers.tolist()]
+        assert found == [row.tobytes() for row in rows.take(wanted)]
 
 
 SLOW = settings(max_examples=26, deadline=None)

@@ -20,7 +20,7 @@ from dualform.store.manifest import Manifest
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.damage import flipped
-from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
+from tests.store.small_memory import TOKENS, open_writer, token_batch
 
 HEADER = 96
 
@@ -54,30 +54,6 @@ def starts(content: bytes) -> list[int]:
 @pytest.fixture
 def path(tmp_path) -> Path:
     return tmp_path / "memory"
-
-
-@pytest.mark.parametrize("commits", [0, 2])
-def test_frames_hold_what_the_commit_would_add(path, commits):
-    batches = recorded(path, 5, commits)
-    whole = expected(batches, TOKENS)
-    frames = frames_of(path)
-    assert (frames.count, frames.torn) == (5, False)
-    before = Manifest.read(path).shards[0].tables
-    assert frames.tables["samples"]["datapoint"].to_pylist() == list(range(before["samples"].rows, 4 * (commits + 5)))
-    said = frames.tables["extents_token"]
-    assert said["step"].to_pylist() == [step for step in range(commits, commits + 5) for _ in range(2)]
-    assert said["first_slot"].to_pylist()[0] == 16 * commits
-    for layer in TOKENS:
-        if layer.source == "none":
-            assert (layer.name, "keys") not in frames.matrices
-            continue
-        ((first, values),) = frames.matrices[layer.name, "values"]
-        assert values.tobytes() == whole.values[layer.name][first:].tobytes()
-    ((first, keys),) = frames.matrices["every", "keys"]
-    assert (first, keys.tobytes()) == (16 * commits, whole.keys["every"][first:].tobytes())
-    held = frames.tables["entries"].filter(np.array(frames.tables["entries"]["layer"].to_pylist()) == "some")
-    slots = [slot for row in held.to_pylist() for slot in range(row["first_slot"], row["first_slot"] + row["slots"])]
-    assert slots == [slot for slot in whole.entries["some"] if slot >= 16 * commits]
 
 
 def test_a_frame_waits_for_its_time_and_none_is_written_while_nothing_came(path, tmp_path):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import duckdb
@@ -39,11 +38,6 @@ def tables_of(path: Path) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(path / "shard-00000" / "slots.duckdb", read_only=True)
 
 
-def read_view(connection: duckdb.DuckDBPyConnection, view: str) -> dict[str, list[Any]]:
-    found = connection.sql(f"SELECT * FROM {quoted(view)} ORDER BY slot").to_arrow_table()
-    return found.to_pydict()
-
-
 def rows_of(path: Path, layer: str, kind: str) -> np.ndarray:
     """Keys by FAISS, or values by NumPy, of all segments one after the other."""
     folder = path / "shard-00000" / "layers" / layer
@@ -52,11 +46,6 @@ def rows_of(path: Path, layer: str, kind: str) -> np.ndarray:
     indexes = [faiss.read_index(str(file)) for file in sorted(folder.glob("keys-*.faiss"))]
     assert {type(index) for index in indexes} == {faiss.IndexFlatIP}
     return np.concatenate([index.reconstruct_n(0, index.ntotal) for index in indexes])
-
-
-def entries_of(connection: duckdb.DuckDBPyConnection, layer: str) -> list[int]:
-    found = connection.execute("SELECT first_slot, slots FROM entries WHERE layer = ? ORDER BY 1", [layer]).fetchall()
-    return [slot for first, slots in found for slot in range(first, first + slots)]
 
 
 def key_rows_of(connection: duckdb.DuckDBPyConnection, layer: str) -> list[int]:
@@ -70,9 +59,12 @@ def key_rows_of(connection: duckdb.DuckDBPyConnection, layer: str) -> list[int]:
 
 def check(path: Path, whole: Expected, layers: tuple[Layer, ...], view: str) -> None:
     with tables_of(path) as connection:
-        assert read_view(connection, view) == whole.tokens
+        found = connection.sql(f"SELECT * FROM {quoted(view)} ORDER BY slot").to_arrow_table()
+        assert found.to_pydict() == whole.tokens
         for layer in layers:
-            assert entries_of(connection, layer.name) == whole.entries[layer.name]
+            entries = "SELECT first_slot, slots FROM entries WHERE layer = ? ORDER BY 1"
+            found = connection.execute(entries, [layer.name]).fetchall()
+            assert [slot for first, slots in found for slot in range(first, first + slots)] == whole.entries[layer.name]
             if layer.keys and whole.entries[layer.name]:
                 keys = rows_of(path, layer.name, "keys")
                 keys = keys[key_rows_of(connection, layer.name)] if layer.repeats else keys
@@ -233,19 +225,6 @@ def wide_batch(step: int) -> Batch:
     return Batch(step, said, [Extent("sample", 0, ROWS, None)], {"wide": [rows]})
 
 
-@pytest.fixture
-def blocks_made(monkeypatch):
-    """How many blocks of memory were asked of the system."""
-    made, anonymous = [0], durable_files.mmap.mmap
-
-    def counted(*args, **options):
-        made[0] += 1
-        return anonymous(*args, **options)
-
-    monkeypatch.setattr(durable_files.mmap, "mmap", counted)
-    return made
-
-
 def files_of(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "shard-00000" / "layers" / "wide").iterdir())
 
@@ -259,7 +238,9 @@ def holds(path: Path, steps: int) -> bool:
 
 # What a frame of the journal has may be written, and so may what is too much for one.
 @pytest.mark.parametrize(("seconds", "frame"), [(60.0, 2 * STEP_BYTES), (0.0, 9 * STEP_BYTES)])
-def test_little_waits_in_memory(tmp_path, monkeypatch, blocks_made, seconds, frame):
+def test_little_waits_in_memory(tmp_path, monkeypatch, seconds, frame):
+    blocks = mock.Mock(wraps=durable_files.mmap.mmap)
+    monkeypatch.setattr(durable_files.mmap, "mmap", blocks)
     monkeypatch.setattr(store, "FRAME_BYTES", frame)
     monkeypatch.setattr(store, "WRITTEN_AT_ONCE", STEP_BYTES)
     writer = open_writer(tmp_path / "memory", WIDE, journal_seconds=seconds)
@@ -268,7 +249,7 @@ def test_little_waits_in_memory(tmp_path, monkeypatch, blocks_made, seconds, fra
     assert Manifest.read(tmp_path / "memory").shards[0].commits == 0
     assert not [name for name in files_of(tmp_path / "memory") if not name.endswith(".tmp")]
     writer.close()
-    assert blocks_made[0] <= 4 * STEP_BYTES // BLOCK_BYTES < STEPS * STEP_BYTES // BLOCK_BYTES
+    assert 0 < blocks.call_count <= 4 * STEP_BYTES // BLOCK_BYTES < STEPS * STEP_BYTES // BLOCK_BYTES
     assert files_of(tmp_path / "memory") == ["keys-000000.faiss", "values-000000.npy"]
     assert holds(tmp_path / "memory", STEPS)
     assert check_memory(tmp_path / "memory") == []

@@ -28,7 +28,7 @@ from dualform_studies.images.datasets import (
     read_cifar10,
     read_idx,
 )
-from dualform_studies.images.masking import Part, draw_masks, leave_out, masked_weights, parts, sweep
+from dualform_studies.images.masking import draw_masks, leave_out, masked_weights, parts, sweep
 from dualform_studies.images.study import CONTINUAL, JOINT, SINGLE
 from dualform_studies.images.training import (
     Pair,
@@ -336,12 +336,6 @@ def terms(memory: Engine, layer: str) -> tuple[np.ndarray, np.ndarray, dict[str,
     return keys, values, {name: columns[name] for name in ("step", "dataset", "label")}
 
 
-def masked_by(part: Part, columns: dict[str, np.ndarray], pair: Pair) -> np.ndarray:
-    """bool[T], in NumPy's own words."""
-    second = columns["dataset"] == pair[1].name
-    return second if part.label is None else np.asarray(second & (columns["label"] == part.label))
-
-
 def test_masked_weights_accuracy_and_what_cancels_are_those_of_numpys_sums(recorded: Recorded):
     memory, pair = recorded.memory, recorded.pair
     begun = build_network(RECIPE.widths(pair[0]), seed=3).state_dict()
@@ -349,7 +343,7 @@ def test_masked_weights_accuracy_and_what_cancels_are_those_of_numpys_sums(recor
     for part, row in zip(parts(pair[1]), recorded.swept[1:], strict=True):
         found, direct, weights = masked_weights(memory, part), memory.weights(part.mask), {}
         for layer, (keys, values, columns) in of_layers.items():
-            gone = masked_by(part, columns, pair)
+            gone = (columns["dataset"] == pair[1].name) & ((part.label is None) | (columns["label"] == part.label))
             both = values[~gone].T @ keys[~gone]
             for name, own in ((f"{layer}.weight", both[:, :-1]), (f"{layer}.bias", both[:, -1])):
                 weights[name] = begun[name].double().numpy() + own

@@ -46,11 +46,6 @@ from tests.studies.memorisation import oracle
 POINTS = 12
 
 
-@pytest.fixture(scope="module")
-def heads():
-    return torch.stack([coefficients(*head) for head in random_heads(3, 3)]).numpy()
-
-
 def test_a_circle_goes_through_its_three_points():
     points = np.random.default_rng(0).normal(size=(3, 9))
     centre, targets = circle_through(points)
@@ -62,7 +57,8 @@ def test_a_circle_goes_through_its_three_points():
     np.testing.assert_allclose(radii, radii[0])
 
 
-def test_the_animation_moves_all_the_way_and_is_small(tmp_path, heads):
+def test_the_animation_moves_all_the_way_and_is_small(tmp_path):
+    heads = torch.stack([coefficients(*head) for head in random_heads(3, 3)]).numpy()
     path = draw_level_lines(tmp_path / "level-line.png", heads, frames=3)
     with Image.open(path) as picture:
         assert picture.format == "PNG"
@@ -77,15 +73,10 @@ def test_the_animation_moves_all_the_way_and_is_small(tmp_path, heads):
     assert path.with_suffix(".svg").read_text().lstrip().startswith("<?xml")
 
 
-@pytest.fixture(scope="module")
-def flat():
-    """A surface that is a hundred times as wide as it is deep, and lies slanted."""
+def test_surfaces_are_normalised_along_their_own_axes():
+    """Of a surface that is a hundred times as wide as it is deep, and lies slanted."""
     drawn = np.random.default_rng(0).normal(size=(5, 5, 3)) * [1, 10, 0.1]
-    slanted = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
-    return drawn @ slanted + [3, 0, -2]
-
-
-def test_surfaces_are_normalised_along_their_own_axes(flat):
+    flat = drawn @ np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0] + [3, 0, -2]
     points, reach = principal_axes(flat)
     np.testing.assert_allclose(np.abs(points).max(axis=(0, 1)), 1)
     np.testing.assert_allclose(points.mean(axis=(0, 1)), 0, atol=1e-12)
@@ -246,13 +237,9 @@ def test_colours_add_and_are_not_clipped(network):
 SIDE = 36
 
 
-@pytest.fixture(scope="module")
-def stripes():
-    """Two regions, parted by the columns 9 and 27."""
-    return np.tile((np.arange(SIDE) >= 10) & (np.arange(SIDE) < 28), (SIDE, 1))
-
-
-def test_borders_go_around(stripes):
+def test_borders_go_around():
+    """Of two regions, parted by the columns 9 and 27."""
+    stripes = np.tile((np.arange(SIDE) >= 10) & (np.arange(SIDE) < 28), (SIDE, 1))
     assert sorted(set(np.nonzero(borders(stripes))[2])) == [9, 27]
     assert borders(stripes).sum() == 2 * SIDE
     shifted = np.roll(stripes, 26, axis=1)

@@ -314,18 +314,12 @@ def at(grid: np.ndarray, *weights: float) -> int:
     return int(np.flatnonzero(np.isclose(grid, weights).all(axis=1))[0])
 
 
-@pytest.fixture(scope="module", params=[0, 5])
-def network(request):
-    """Stronger than a fresh one, so that its attention and classes vary."""
-    network = build_network(request.param)
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_simplex_holds_single_heads_in_its_corners_and_the_network_in_its_centre(seed):
+    network, grid = build_network(seed), weightings(6)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.mul_(3)
-    return network
-
-
-def test_the_simplex_holds_single_heads_in_its_corners_and_the_network_in_its_centre(network):
-    grid = weightings(6)
+            parameter.mul_(3)  # stronger than a fresh one, so that its attention and classes vary
     assert grid.shape == np.unique(grid, axis=0).shape == (28, 3)
     np.testing.assert_allclose(grid.sum(axis=1), 3)
     assert grid[grid.argmax(axis=0)].tolist() == [[3, 0, 0], [0, 3, 0], [0, 0, 3]]

@@ -63,10 +63,6 @@ def network(request):
     return network
 
 
-def points_of(w, pair):
-    return np.stack([oracle.on_circle(w, token) for token in pair])
-
-
 def test_facts_are_all_pairs_with_a_token_each():
     assert NAMES[:7] == ["aa", "ab", "ac", "ad", "ae", "ba", "bb"]
     assert len(FACTS) == len(set(NAMES)) == 25
@@ -80,7 +76,9 @@ def test_patterns_and_logits_are_those_worked_out_by_hand_with_heads_weighed(net
     w, exact = oracle.weights_of(network), exact_copy(network)
     patterns = exact.pattern(exact.stream(exact.embed(PAIRS))).detach().numpy()
     logits = exact(PAIRS, torch.tensor([heads], dtype=torch.float64)).detach().numpy()
-    expected = [oracle.forward(w, points_of(w, pair), heads) for pair in PAIRS.tolist()]
+    expected = [
+        oracle.forward(w, np.stack([oracle.on_circle(w, token) for token in pair]), heads) for pair in PAIRS.tolist()
+    ]
     np.testing.assert_allclose(patterns, [one for one, _ in expected], atol=1e-9)
     np.testing.assert_allclose(logits, [one for _, one in expected], atol=1e-8)
     np.testing.assert_allclose(network(PAIRS, torch.tensor([heads])).detach().numpy(), logits, atol=1e-4)
