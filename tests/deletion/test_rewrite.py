@@ -32,6 +32,7 @@ from tests.store.small_memory import (
     SETTINGS,
     TOKENS,
     Expected,
+    append_all,
     batches_of,
     check_rows,
     expected,
@@ -53,10 +54,8 @@ def write(path: Path, batches: list[Batch], layers=LAYERS, finish: bool = True, 
     initial = {f"{layer.name}.weight": np.ones((layer.d_out, layer.d_in), np.float32) for layer in TOKENS}
     options = {"shard_number": number, "shards": shards, "settings": TYPES, "further": initial}
     writer = open_writer(path, layers, others=others, journal_seconds=None if finish else 0.0, **options)
-    for step, one in enumerate(batches):
-        writer.append(replace(one, others=[other_row(step)] if step and others else []))
-        if step == 1:
-            writer.commit()
+    rows = (replace(one, others=[other_row(step)] if step and others else []) for step, one in enumerate(batches))
+    append_all(writer, rows, (1,))
     if finish:
         writer.close(Ending(final={"layer-0.weight": np.full((5, 6), 2, np.float32)}))
     else:

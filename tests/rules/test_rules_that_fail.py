@@ -153,20 +153,15 @@ def test_a_rule_that_fails_later_is_not_known_to_be_exact_from_then_on(tmp_path,
     )
 
 
-class Counting(torch.optim.Optimizer):
-    """W - lr / t g, with t counted as `step_of` says."""
-
-    step_of = staticmethod(lambda state: state.get("step", 0) + 1)
-
-    def __init__(self, parameters, lr=0.5):
-        super().__init__(parameters, {"lr": lr})
+class Counting(Momentum):
+    """W - lr / t g, t being a number of Python's."""
 
     @torch.no_grad()
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
-            state["step"] = self.step_of(state)
-            parameter -= self.param_groups[0]["lr"] / float(state["step"]) * parameter.grad
+            state["step"] = state.get("step", 0) + 1
+            parameter -= self.param_groups[0]["lr"] / state["step"] * parameter.grad
 
 
 class CountingRule(UpdateRule):

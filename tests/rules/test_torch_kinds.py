@@ -82,7 +82,6 @@ KINDS = {
         },
     ),
 }
-EVERY = [(name, variant) for name, kind in KINDS.items() for variant in kind.variants]
 OF_EACH = [(name, [*kind.variants][number % len(kind.variants)]) for number, (name, kind) in enumerate(KINDS.items())]
 OF_EACH += [("adam", "fused"), ("asgd", "foreach")]
 SHAPE = (3, 4)
@@ -247,22 +246,29 @@ FAR |= {"nadam": {"weight_decay": 0.01, "decoupled_weight_decay": True}, "adafac
 RATES = {"adagrad": 1e-2, "adadelta": 1.0, "asgd": 1e-2, "radam": 1e-2, "adafactor": 1e-2}
 
 
-@pytest.mark.parametrize(("name", "variant"), EVERY)
+def followed(name, options, gradients):
+    """The weight by the rule, by torch in float32, and where both began."""
+    weight, rule = nn.Parameter(0.1 * torch.randn(24, 16)), named(name)
+    optimizer = KINDS[name].type([weight], **options)
+    state, read = state_of(optimizer, weight, rule), rule.read(optimizer.param_groups[0])
+    start = state.weight.copy()
+    for gradient in gradients:
+        taken(optimizer, weight, gradient)
+        state, _ = updated(rule, state, weight.grad.double().numpy(), read)
+    return state.weight, weight.detach().double().numpy(), start
+
+
+@pytest.mark.parametrize(("name", "variant"), OF_EACH)
 def test_float32_weights_are_followed_over_many_updates(name, variant):
     torch.manual_seed(0)
-    kind, rule = KINDS[name], named(name)
-    weight = nn.Parameter(0.1 * torch.randn(24, 16))
-    options = {"lr": RATES.get(name, 1e-3), **FAR.get(name, {}), **kind.variants[variant]}
-    optimizer = kind.type([weight], **options)
-    state = state_of(optimizer, weight, rule)
-    start, drift, read = state.weight.copy(), 0.05 * torch.randn(24, 16), rule.read(optimizer.param_groups[0])
-    for number in range(300):
-        spread = torch.logspace(-6, 0, 24)[:, None] * (1 + number % 7)
-        gradient = ((drift if number < 150 else -drift) + 0.1 * torch.randn(24, 16)) * spread
-        taken(optimizer, weight, gradient.double().numpy())
-        state, _ = updated(rule, state, weight.grad.double().numpy(), read)
-    now = weight.detach().double().numpy()
-    assert np.linalg.norm(state.weight - now) < 1e-5 * np.linalg.norm(now - start)
+    drift, spread = 0.05 * torch.randn(24, 16), torch.logspace(-6, 0, 24)[:, None]
+    gradients = (
+        (((drift if number < 150 else -drift) + 0.1 * torch.randn(24, 16)) * spread * (1 + number % 7)).double().numpy()
+        for number in range(300)
+    )
+    options = {"lr": RATES.get(name, 1e-3), **FAR.get(name, {}), **KINDS[name].variants[variant]}
+    found, now, start = followed(name, options, gradients)
+    assert np.linalg.norm(found - now) < 1e-5 * np.linalg.norm(now - start)
 
 
 @pytest.mark.parametrize("variant", KINDS["adamw"].variants)
@@ -270,17 +276,12 @@ def test_float32_weights_are_followed_over_many_updates(name, variant):
 def test_decay_of_a_last_place_is_rounded_as_torch_rounds_it(variant, decay):
     """As of fine-tuning: 2e-5 times 0.01 is three units in the last place of 1, and one or two of a weight."""
     torch.manual_seed(0)
-    weight, rule = nn.Parameter(0.1 * torch.randn(24, 16)), named("adamw")
-    optimizer = torch.optim.AdamW([weight], lr=2e-5, weight_decay=decay, **KINDS["adamw"].variants[variant])
-    state = state_of(optimizer, weight, rule)
-    start, read = state.weight.copy(), rule.read(optimizer.param_groups[0])
     drift = torch.randn(24, 16).numpy()
-    for _ in range(300):
-        taken(optimizer, weight, drift + torch.randn(24, 16).numpy())
-        state, _ = updated(rule, state, weight.grad.double().numpy(), read)
-    now = weight.detach().double().numpy()
+    gradients = (drift + torch.randn(24, 16).numpy() for _ in range(300))
+    options = {"lr": 2e-5, "weight_decay": decay, **KINDS["adamw"].variants[variant]}
+    found, now, start = followed("adamw", options, gradients)
     floor = 2.0**-24 * np.sqrt(300 / 3) * np.linalg.norm(now)
-    assert np.linalg.norm(state.weight - now) < 3 * floor < 1e-4 * np.linalg.norm(now - start)
+    assert np.linalg.norm(found - now) < 3 * floor < 1e-4 * np.linalg.norm(now - start)
 
 
 @given(

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -124,14 +123,11 @@ def test_a_pipe_that_nobody_reads_holds_no_call_up_and_what_is_dropped_is_counte
     # The writer has one in hand, and the pipe took a few at most.
     assert calls - most - 10 < log.dropped < calls - most
     log.close()  # it does not wait until somebody reads
-    text = []
-    with open(end, "rb") as pipe:
-        reader = threading.Thread(target=lambda: text.append(pipe.read()))
-        reader.start()
+    with open(end, "rb") as pipe, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(pipe.read)
         until(lambda: log.queue.empty())
         os.close(into)
-        reader.join(60)
-    said = [json.loads(line) for line in text[0].split(b"\n") if line.strip()]
+        said = [json.loads(line) for line in reading.result(60).split(b"\n") if line.strip()]
     assert [line["kind"] for line in said].count("call") == calls - log.dropped
     assert sum(line["lines"] for line in said if line["kind"] == "dropped") == log.dropped
 

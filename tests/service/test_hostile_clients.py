@@ -24,6 +24,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from benchmarks.harness import resident
 from benchmarks.processes import served
 from benchmarks.serving import FLOODS, flooded, p99, watched
 
@@ -299,12 +300,6 @@ def files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def resident(process: int) -> int:
-    """Bytes of a process in memory."""
-    with open(f"/proc/{process}/statm", encoding="ascii") as pages:
-        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.soak
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system has no /proc")
 def test_a_thousand_idle_connections_shut_nobody_out(files):
@@ -314,7 +309,7 @@ def test_a_thousand_idle_connections_shut_nobody_out(files):
             address = server.stdout.readline().strip()
             with Client(address) as client:
                 assert client.topk("fc", "test").ids.tolist() == [1, 3]
-            before = resident(server.pid)
+            before = resident(server.pid)["VmRSS"]
             idle = [opened.enter_context(Connection(address)) for _ in range(COUNT)]
             for connection in idle:
                 connection.socket.settimeout(20)
@@ -323,7 +318,7 @@ def test_a_thousand_idle_connections_shut_nobody_out(files):
                 assert client.info().snapshot == 7
                 assert client.topk("fc", "test").ids.tolist() == [1, 3]
             assert is_serving(address, timeout=60)
-            assert resident(server.pid) - before < COUNT * EACH
+            assert resident(server.pid)["VmRSS"] - before < COUNT * EACH
         finally:
             server.terminate()
     assert server.returncode == 0
@@ -383,7 +378,7 @@ def flooded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]
 def test_light_questions_are_answered_beside(flooded_server, flood):
     became, alone, beside = Counter[str](), list[dict[str, float]](), list[dict[str, float]]()
     with watched(flooded_server.process) as held:
-        for _ in range(rounds(1, 3)):
+        while len(beside) < rounds(1, 3) or not became:  # on a busy machine the first flood may be over too soon
             alone.append(p99(flooded_server.asks, SECONDS))
             with flooded(flooded_server.address, flood, LAYER, WIDTH, became, 0.2 * SECONDS):
                 beside.append(p99(flooded_server.asks, SECONDS))

@@ -6,7 +6,7 @@ import http.client
 import json
 import re
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dualform.errors import DualformError, NotFound, ServiceError, Unauthenticated
+from dualform.errors import DualformError, NotFound, Unauthenticated
 from dualform.questions import (
     TopK,
     Vectors,
@@ -104,18 +104,16 @@ def test_counts_are_those_of_the_calls_that_were_made(engine):
 
 def test_a_scan_that_is_shared_is_counted_once(engine):
     engine.hold.clear()
-    with Server(engine, HERE) as server, ExitStack() as asking:
-        clients = [asking.enter_context(Client(server.address)) for _ in range(5)]
-        threads = [threading.Thread(target=lambda one=one: one.topk("fc", [[1.0, 2.0, 3.0]], k=2)) for one in clients]
-        threads[0].start()
+    query = [[1.0, 2.0, 3.0]]
+    with Server(engine, HERE) as server, Client(server.address) as client, ThreadPoolExecutor(5) as pool:
+        asking = [pool.submit(client.topk, "fc", query, k=2)]
         assert engine.waiting.acquire(timeout=60)
-        for thread in threads[1:]:
-            thread.start()
+        asking += [pool.submit(client.topk, "fc", query, k=2) for _ in range(4)]
         until(lambda: server.memories.waiting() == 4)
         during = scraped(server)
         engine.hold.set()
-        for thread in threads:
-            thread.join(60)
+        for one in asking:
+            one.result(60)
         ended(server, 5)
         found = scraped(server)
     assert during["dualform_open_calls"] == {(): 5}
@@ -200,18 +198,6 @@ def test_metrics_ask_for_the_token_that_questions_ask_for(engine):
         found = scraped(server, {"Authorization": "Bearer right-token"})
     assert found["dualform_wrong_tokens_total"] == {(): 3}
     assert found["dualform_calls_total"] == {of(memory="", method="Info", layer="", outcome="unauthenticated"): 1}
-
-
-def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_nothing_open(engine):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        server = Server(engine, ServiceConfig("127.0.0.1:0", metrics=address))
-        with pytest.raises(ServiceError, match=rf"^Cannot listen on {address}: Address already in use\. .* --metrics"):
-            server.start()
-        with pytest.raises(ConnectionError), socket.create_connection(("127.0.0.1", int(server.address[10:])), 60):
-            pass
 
 
 def silent(server: Server, said: bytes = b"") -> socket.socket:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
@@ -17,7 +17,6 @@ from dualform.errors import (
     BadInput,
     BadMask,
     Cancelled,
-    DualformError,
     Forbidden,
     Overloaded,
     ServiceError,
@@ -36,33 +35,18 @@ from tests.query import arrays
 from tests.service.held_engine import outcomes, until
 
 
-def in_thread(work):
-    """Runs work in a thread; what it returned or raised comes with join."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append(work())
-        except DualformError as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def join():
-        thread.join(60)
-        return outcome[0]
-
-    return join
-
-
-def test_a_port_in_use_is_an_error_that_names_it(engine):
+@pytest.mark.parametrize(("option", "says"), [("address", "Choose another"), ("metrics", ".* --metrics")])
+def test_a_port_in_use_is_an_error_that_names_it_and_leaves_nothing_open(engine, option, says):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ServiceError, match=rf"^Cannot listen on {address}: Address already in use. Choose another"):
-            Server(engine, address).start()
+        server = Server(engine, ServiceConfig(**{"address": "127.0.0.1:0", option: address}))
+        with pytest.raises(ServiceError, match=rf"^Cannot listen on {address}: Address already in use\. ?{says}"):
+            server.start()
+    if option == "metrics":
+        with pytest.raises(ConnectionError):
+            socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2])), 60).close()
 
 
 def test_a_port_can_be_taken_again_right_after(engine):
@@ -77,15 +61,16 @@ def test_more_questions_than_places_are_refused_at_once(engine):
     with (
         Server(engine, ServiceConfig("127.0.0.1:0", max_concurrent=2, sql=True)) as server,
         Client(server.address) as client,
+        ThreadPoolExecutor(2) as pool,
     ):
-        running = [in_thread(lambda: client.sql("SELECT 1")) for _ in range(2)]
+        running = [pool.submit(client.sql, "SELECT 1") for _ in range(2)]
         for _ in running:
             assert engine.waiting.acquire(timeout=60)
         with pytest.raises(Overloaded, match=r"already holds 2 large questions.*larger --max-concurrent"):
             client.sql("SELECT 1")
         assert is_serving(server.address)
         engine.hold.set()
-        assert [join().rows for join in running] == [4, 4]
+        assert [one.result(60).rows for one in running] == [4, 4]
         assert client.sql("SELECT 1").rows == 4
     assert outcomes(server, "Sql") == {"ok": 3, "overloaded": 1}
 
@@ -127,12 +112,12 @@ def test_an_observer_that_raises_fails_no_call(engine, caplog):
 
 def test_a_caller_that_goes_away_stops_the_work(engine, server):
     engine.hold.clear()
-    client = Client(server.address)
-    outcome = in_thread(lambda: client.topk("fc", "test"))
-    assert engine.waiting.acquire(timeout=60)
-    client.close()
-    assert engine.cancelled.wait(60)
-    assert isinstance(outcome(), Cancelled)
+    with ThreadPoolExecutor(1) as pool, Client(server.address) as client:
+        asking = pool.submit(client.topk, "fc", "test")
+        assert engine.waiting.acquire(timeout=60)
+        client.close()
+        assert engine.cancelled.wait(60)
+        assert isinstance(asking.exception(60), Cancelled)
 
 
 def test_a_callers_own_limit_is_no_fault_in_the_log(caplog):
@@ -187,12 +172,12 @@ def test_draining_stops_what_outlasts_its_grace(engine):
     engine.hold.clear()
     server = Server(engine)
     server.start()
-    with Client(server.address) as client:
-        running = in_thread(lambda: client.topk("fc", "test"))
+    with Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.topk, "fc", "test")
         assert engine.waiting.acquire(timeout=60)
         server.stop(grace=0.1)
         assert engine.cancelled.wait(60)
-        assert isinstance(running(), ServiceError)
+        assert isinstance(running.exception(60), ServiceError)
     assert outcomes(server, "TopK") == {"unavailable": 1}, "its caller had not left"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -230,21 +230,18 @@ def two(engine, tmp_path):
 def test_one_token_has_half_of_the_places_and_of_the_threads(engine, two):
     engine.hold.clear()
     many = np.ones((17, 3), np.float32)
-    with two() as (server, alice, bob, _):
-        threads = [threading.Thread(target=lambda: alice.topk("fc", many)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
+    with two() as (server, alice, bob, _), ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(alice.topk, "fc", many) for _ in range(2)]
         heavy = server._handlers._resources.lanes.heavy
         until(lambda: len(engine.asked) == 1 and heavy.waiting == 1)
         with pytest.raises(Overloaded, match="already holds 2 large questions of this token, half of all"):
             alice.topk("fc", many)
-        threads.append(threading.Thread(target=lambda: bob.topk("fc", many)))
-        threads[-1].start()
+        asking.append(pool.submit(bob.topk, "fc", many))
         until(lambda: len(engine.asked) == 2)
         assert heavy.waiting == 1
         engine.hold.set()
-        for thread in threads:
-            thread.join(60)
+        for one in asking:
+            one.result(60)
     assert len(engine.asked) == 3
 
 

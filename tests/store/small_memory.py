@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,15 @@ def open_writer(
     return Writer(header, **options)
 
 
+def append_all(writer: Writer, batches: Iterable[Batch], commit_after: Collection[int] = ()) -> Writer:
+    """Appends batches, with a commit after those of these numbers, and returns the writer."""
+    for number, one in enumerate(batches):
+        writer.append(one)
+        if number in commit_after:
+            writer.commit()
+    return writer
+
+
 def batches_of(sizes: list[int], seed: int = 0) -> list[Batch]:
     """The batches that `write` appends."""
     rng = np.random.default_rng(seed)
@@ -175,11 +185,9 @@ def write(path: Path, sizes: list[int], seed: int = 0, commit_every: int = 2, fi
     """A memory of one step per entry of `sizes`, with other parameters, a query set and final weights."""
     batches = batches_of(sizes, seed)
     rng = np.random.default_rng(seed + 1)
-    writer = open_writer(path, others=OTHERS)
-    for step, one in enumerate(batches):
-        writer.append(replace(one, others=[other_row(step)] if step else []))
-        if step % commit_every == commit_every - 1:
-            writer.commit()
+    appended = (replace(one, others=[other_row(step)] if step else []) for step, one in enumerate(batches))
+    commit_after = range(commit_every - 1, len(sizes), commit_every)
+    writer = append_all(open_writer(path, others=OTHERS), appended, commit_after)
     if finish:
         queries = {
             "layer-0": rng.normal(size=(12, 6)).astype(np.float32),
@@ -202,10 +210,7 @@ def write_shards(
         for number in range(len(batches))
     ]
     for number, (writer, own) in enumerate(zip(writers, batches, strict=True)):
-        for step, one in enumerate(own[: until[number] if until else None]):
-            writer.append(one)
-            if step == number:
-                writer.commit()
+        append_all(writer, own[: until[number] if until else None], (number,))
     for writer in reversed(writers):
         writer.close() if finish else writer.abandon()
 

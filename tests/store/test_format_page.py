@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from PIL import Image
 
 import dualform
 from dualform import PreviewSet
-from dualform.store.batch import Batch, Factor, RoundingGradient
+from dualform.store.batch import Factor, RoundingGradient
 from dualform.store.layer import Sampling
 from dualform.store.manifest import FORMAT, Manifest
 from dualform.store.sources import FORMATS
@@ -26,6 +25,7 @@ from tests.store.small_memory import (
     OTHERS,
     SETTINGS,
     TOKENS,
+    append_all,
     batches_of,
     expected,
     open_writer,
@@ -47,6 +47,18 @@ def blocks(page: Path = PAGE) -> list[str]:
     return found
 
 
+@pytest.fixture
+def executed(monkeypatch):
+    """Runs one of the page's programs in a folder, with these names, and returns all that it has."""
+
+    def of(number: int, folder: Path, layer: str = "layer-0", **names: Any) -> dict[str, Any]:
+        monkeypatch.chdir(folder)
+        exec(blocks()[number].replace("layer-0", layer), names)
+        return names
+
+    return of
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
     """A folder in which somebody has run the README's quick start."""
@@ -61,11 +73,8 @@ def test_the_page_is_of_this_format():
     assert PAGE.read_text().startswith(f"# A memory on disk: format {FORMAT}\n")
 
 
-def test_a_few_lines_find_the_slots_that_a_query_attends_to(digits, monkeypatch, capsys):
-    code, *_ = blocks()
-    monkeypatch.chdir(digits)
-    names: dict[str, Any] = {}
-    exec(code, names)
+def test_a_few_lines_find_the_slots_that_a_query_attends_to(digits, executed, capsys):
+    names = executed(0, digits)
     duckdb.sql("DETACH run")
     with dualform.open("runs/digits") as memory:
         assert names["slots"][0].tolist() == memory.topk("head", "test/0", k=5).ids.tolist()
@@ -93,44 +102,30 @@ def test_the_page_of_the_schema_has_every_column_and_type(digits, table):
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_the_page_reads_a_memory_without_dualform(tmp_path, monkeypatch, repeats):
+def test_the_page_reads_a_memory_without_dualform(tmp_path, executed, repeats):
     write(tmp_path / "RUN", [9, 8, 7])
     whole = expected(batches_of([9, 8, 7]), (Manifest.read(tmp_path / "RUN").layers[0 if repeats else 1],))
     (layer,) = whole.keys
-    _, code, *_ = blocks()
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, np.ndarray] = {}
-    exec(code.replace("layer-0", layer), names)
+    names = executed(1, tmp_path, layer)
     threes = [slot for slot, label in zip(whole.columns["slot"], whole.columns["label"], strict=True) if label == 3]
     assert threes
     assert names["threes"].tolist() == threes
     assert names["mine"].tobytes() == whole.keys[layer][threes].tobytes()
 
 
-def write_twins(path: Path, steps: Iterable[int]) -> list[Batch]:
-    made, given = twins.writer(path), [twins.batch(step) for step in steps]
-    for one in given:
-        made.append(one)
-    made.close()
-    return given
-
-
-def test_the_page_reads_values_of_every_type(tmp_path, monkeypatch):
-    given = write_twins(tmp_path / "RUN", range(3))
-    _, code, *_ = blocks()
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(code.replace("layer-0", "mixed-rows"), names)
+def test_the_page_reads_values_of_every_type(tmp_path, executed):
+    given = [twins.batch(step) for step in range(3)]
+    append_all(twins.writer(tmp_path / "RUN"), given).close()
+    names = executed(1, tmp_path, "mixed-rows")
     for layer in ("half-repeats", "half16", "mixed", "mixed16", "conv"):
         wanted = np.concatenate([one.layers[layer][0].values for one in given])
         assert names["stacked"](layer, "values").tobytes() == wanted.tobytes()
 
 
-def test_the_page_reads_every_key_source(tmp_path):
-    given = write_twins(tmp_path / "memory", (0, 3))
-    _, _, code, *_ = blocks()
-    names: dict[str, Any] = {"np": np}
-    exec(code, names)
+def test_the_page_reads_every_key_source(tmp_path, executed):
+    given = [twins.batch(step) for step in (0, 3)]
+    append_all(twins.writer(tmp_path / "memory"), given).close()
+    names = executed(2, tmp_path, np=np)
     geometry = {layer.name: layer.geometry for layer in Manifest.read(tmp_path / "memory").layers}
     halved = {"half": ("bfloat16",), "half16": ("float16",)}
     arguments = halved | {"numbers": ("row_numbers", twins.TOKENS), "conv": ("patches", geometry["conv"])}
@@ -141,27 +136,20 @@ def test_the_page_reads_every_key_source(tmp_path):
         assert names[f"from_{source}"](file, *more).tobytes() == wanted.tobytes()
 
 
-def test_the_page_reads_what_no_slot_explains(tmp_path, monkeypatch):
+def test_the_page_reads_what_no_slot_explains(tmp_path, executed):
     write(tmp_path / "RUN", [9, 8, 7, 6])
-    _, _, _, code, *_ = blocks()
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"np": np, "Path": Path, "tables": duckdb.connect(
-        str(tmp_path / "RUN" / "shard-00000" / "slots.duckdb"), read_only=True
-    ), "shard": Path("RUN/shard-00000")}  # fmt: skip
-    exec(code, names)
+    tables = duckdb.connect(tmp_path / "RUN" / "shard-00000" / "slots.duckdb", read_only=True)
+    names = executed(3, tmp_path, np=np, Path=Path, tables=tables, shard=Path("RUN/shard-00000"))
     for at_step in (1, 2, 3):
         for name, own in other_values(at_step).items():
             assert np.array_equal(names["others_at"](at_step)[name], own)
 
 
-def test_the_page_reads_what_samples_looked_like(tmp_path, monkeypatch):
+def test_the_page_reads_what_samples_looked_like(tmp_path, executed):
     write(tmp_path / "RUN", [9])
     images = np.random.default_rng(0).integers(0, 256, (20, 3, 4), dtype=np.uint8)
     PreviewSet.images(images[::-1], samples=np.arange(20)[::-1]).store(tmp_path / "RUN", "mnist")
-    *_, code = blocks()
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(code, names)
+    names = executed(-1, tmp_path)
     with Image.open(io.BytesIO(names["png"])) as image:
         assert np.array_equal(np.asarray(image), images[17])
 

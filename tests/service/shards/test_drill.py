@@ -25,6 +25,7 @@ from dualform.query.shards.engines import Reply, open_front, open_shard
 from dualform.query.shards.shards import ShardQuestion
 from dualform_service.shards import Fleet, Launch
 from tests.query.shards.memories import write
+from tests.service.shards.test_fleet import QUERIES, answered
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["pytest", "tests.service.shards.test_drill"])
@@ -101,7 +102,6 @@ def local_processes(path: Path, started: dict[int, LocalProcess]) -> Launch:
 NAMES = ["shard-00000", "shard-00001"]
 DEADLINE = 0.4
 TURNS = int(os.environ.get("DUALFORM_DRILL", "6"))
-QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 
 
 def test_kills_and_freezes(tmp_path):
@@ -112,23 +112,7 @@ def test_kills_and_freezes(tmp_path):
     with Fleet(local_processes(tmp_path / "memory", started), lambda: NAMES, DEADLINE) as fleet:
         front = open_front(tmp_path / "memory", fleet, "numpy")
 
-        def ask() -> float:
-            """Seconds until there is an answer, which is whole, whatever happens to a process meanwhile."""
-            began = time.monotonic()
-            while True:
-                try:
-                    found = front.topk("plain", QUERIES, 5)
-                except Unavailable:
-                    assert time.monotonic() - began < 60
-                    continue
-                assert (found.ids.tobytes(), found.flat_scores.tobytes()) == (
-                    expected.ids.tobytes(),
-                    expected.flat_scores.tobytes(),
-                )
-                assert found.scan.missing == ()
-                return time.monotonic() - began
-
-        ask()
+        answered(front, expected)
         for turn in range(TURNS):
             victim = int(rng.integers(len(NAMES)))
             blow = signal.SIGSTOP if turn % 3 == 0 else signal.SIGKILL
@@ -144,7 +128,7 @@ def test_kills_and_freezes(tmp_path):
                     refused = error.message
             late.append(time.monotonic() - began - DEADLINE)
             timer.join()
-            recovered.append(ask())
+            recovered.append(answered(front, expected))
             assert started[victim].process is not process
         front.close()
     # Where other tests have the processor, a few are named later, and a few processes, which take some tenths of a

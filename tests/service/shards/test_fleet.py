@@ -8,10 +8,8 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,7 +56,7 @@ class Made:
         self.closed.set()
 
 
-ASKED = ShardQuestion(None, None)
+ASKED = ShardQuestion(None, (), None)
 
 
 def never():
@@ -252,17 +250,12 @@ def test_an_actor_that_cannot_open_its_shard_fails_so_that_it_is_replaced(monkey
 QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 
 
-@dataclass(frozen=True, eq=False)
-class Endless:
+def endless(shard, check, begun):
     """A share that works until it is stopped, and leaves a file when it begins."""
-
-    begun: Path
-
-    def answer(self, shard, check):
-        self.begun.touch()
-        while True:
-            check()
-            time.sleep(0.001)
+    begun.touch()
+    while True:
+        check()
+        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module")
@@ -279,19 +272,17 @@ def engine(memory):
 
 
 def test_a_share_ends_when_it_is_given_up_or_takes_too_long(engine, tmp_path):
-    asked = ShardQuestion(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
+    asked = ShardQuestion(endless, (tmp_path / "begun",), engine._shard.whole.snapshot.moment)
     late = engine.reply(asked, 0.01)
     assert isinstance(late.error, TimedOut)
-    replies = []
-    worker = threading.Thread(target=lambda: replies.append(engine.reply(asked, 60.0)))
-    worker.start()
-    engine.give_up(asked.name)
-    worker.join(60)
-    assert isinstance(replies[0].error, Cancelled)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(engine.reply, asked, 60.0)
+        engine.give_up(asked.name)
+    assert isinstance(reply.result().error, Cancelled)
 
 
 def test_a_share_that_was_given_up_before_it_came_does_not_begin(engine, tmp_path):
-    asked = ShardQuestion(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
+    asked = ShardQuestion(endless, (tmp_path / "begun",), engine._shard.whole.snapshot.moment)
     engine.give_up(asked.name)
     assert isinstance(engine.reply(asked, 60.0).error, Cancelled)
     assert not (tmp_path / "begun").exists()
@@ -351,9 +342,9 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
         with memory as one, Fleet(watched, lambda: names, SECONDS) as fleet:
             front = open_front(tmp_path / "memory", fleet, "numpy")
             expected = one.topk("plain", QUERIES, 5)
-            _answered(front, expected)
+            answered(front, expected)
             _given_up_in_the_midst(fleet, front, tmp_path / "begun")
-            assert _answered(front, expected) < SECONDS  # an actor that works on would be replaced
+            assert answered(front, expected) < SECONDS  # an actor that works on would be replaced
             assert list(launched) == [0, 1]
             with Server(front, "127.0.0.1:0") as server, Client(server.address) as client:
                 sums, own = (each.group_sum("plain", QUERIES, by="label") for each in (client, one))
@@ -370,7 +361,7 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
                         client.topk("plain", QUERIES, 5)
                     named = time.monotonic() - began
                     assert named < SECONDS + 5
-                    assert _answered(front, expected) < 30
+                    assert answered(front, expected) < 30
     finally:
         ray.shutdown()
 
@@ -381,11 +372,11 @@ def _given_up_in_the_midst(fleet, front, begun):
             raise Cancelled("gone")
 
     with pytest.raises(Cancelled):
-        fleet(ShardQuestion(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
+        fleet(ShardQuestion(endless, (begun,), front._view.snapshot.moment), [0, 1], gone)
 
 
-def _answered(front, expected) -> float:
-    """Seconds until there is an answer, the right one."""
+def answered(front, expected) -> float:
+    """Seconds until there is an answer, which is whole and right, whatever happens to a process meanwhile."""
     began = time.monotonic()
     while True:
         try:
@@ -393,5 +384,9 @@ def _answered(front, expected) -> float:
         except Unavailable:
             assert time.monotonic() - began < 60
             continue
-        assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+        assert (found.ids.tobytes(), found.flat_scores.tobytes()) == (
+            expected.ids.tobytes(),
+            expected.flat_scores.tobytes(),
+        )
+        assert found.scan.missing == ()
         return time.monotonic() - began

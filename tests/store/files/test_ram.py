@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -85,11 +86,9 @@ def test_any_claims_are_served_or_given_up_and_never_together_too_many(claims):
             with lock:
                 held[0] -= size
 
-    threads = [threading.Thread(target=ask, args=claim, daemon=True) for claim in claims]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(len(claims)) as pool:
+        for asked in [pool.submit(ask, *claim) for claim in claims]:
+            asked.result(60)
     assert most[0] <= 100
     assert served[0] == sum(patient for _, patient in claims)
     with budget.claimed(100, leave):
@@ -366,17 +365,13 @@ def asked(monkeypatch):
     monkeypatch.setattr(startup, "READERS", 1)  # several take files from one queue, in whatever order they come
 
     def found():
-        ended()
+        for thread in threading.enumerate():
+            if thread.name == "dualform-ahead":
+                thread.join(10)
         assert {path: os.stat(path).st_size for path in files} == files, "whole files"
         return list(files)
 
     return found
-
-
-def ended():
-    for thread in threading.enumerate():
-        if thread.name == "dualform-ahead":
-            thread.join(10)
 
 
 @pytest.fixture

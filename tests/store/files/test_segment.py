@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -116,15 +116,11 @@ def test_the_cache_holds_what_was_read_and_drops_the_least_used(stored, read):
 
 @pytest.mark.parametrize("passing", [False, True])
 def test_threads_that_ask_at_once_read_a_block_once(stored, read, passing):
-    matrix, _ = stored
-    source, found = rows_of(stored), []
+    matrix, source = stored[0], rows_of(stored)
     source = source.passing() if passing else source
-    threads = [threading.Thread(target=lambda: found.append(source.read(0, ROWS - 20).tobytes())) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [matrix[: ROWS - 20].tobytes()] * 6
+    with ThreadPoolExecutor(6) as pool:
+        asking = [pool.submit(source.read, 0, ROWS - 20) for _ in range(6)]
+    assert [one.result().tobytes() for one in asking] == [matrix[: ROWS - 20].tobytes()] * 6
     assert sorted(read) == [0, 1, 2, 3]
 
 

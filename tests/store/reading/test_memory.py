@@ -32,6 +32,7 @@ from tests.store.small_memory import (
     OTHERS,
     TOKENS,
     Expected,
+    append_all,
     batches_of,
     check_rows,
     expected,
@@ -43,10 +44,6 @@ from tests.store.small_memory import (
 )
 
 
-def bits(array: np.ndarray) -> bytes:
-    return np.ascontiguousarray(array).tobytes()
-
-
 def test_blocks_and_rows_do_not_depend_on_segments_or_cache(tmp_path):
     expected = write_samples(tmp_path / "memory", [7, 3, 6, 5, 4], commit_every=2).keys["layer-1"]
     for cache in (SegmentCache(), SegmentCache(most_bytes=0), SegmentCache(most_bytes=200)):
@@ -54,15 +51,13 @@ def test_blocks_and_rows_do_not_depend_on_segments_or_cache(tmp_path):
         for size in (1, 4, 25, 100):
             blocks = list(keys.blocks(size))
             assert [start for start, _ in blocks] == list(range(0, 25, size))
-            assert bits(np.concatenate([block for _, block in blocks])) == bits(expected)
+            assert np.concatenate([block for _, block in blocks]).tobytes() == expected.tobytes()
         rows = np.array([24, 0, 7, 7, 9, 10])
-        assert bits(keys.take(rows)) == bits(expected[rows])
+        assert keys.take(rows).tobytes() == expected[rows].tobytes()
 
 
 def test_commits_by_itself_once_enough_was_appended(tmp_path):
-    writer = open_writer(tmp_path / "memory", segment_bytes=1000)
-    for one in batches_of([4] * 12):
-        writer.append(one)
+    writer = append_all(open_writer(tmp_path / "memory", segment_bytes=1000), batches_of([4] * 12))
     assert Snapshot.open(tmp_path / "memory").commits > 1
     writer.close()
     assert Snapshot.open(tmp_path / "memory").count("sample") == 48
@@ -95,11 +90,7 @@ def write_tokens(path, commit_after, finish=True, **options):
     """Steps of tokens; returns what they should read back as, and the writer."""
     rng = np.random.default_rng(3)
     batches = [token_batch(rng, step, rows) for step, rows in enumerate(SIZES)]
-    writer = open_writer(path, TOKENS, **options)
-    for step, batch in enumerate(batches):
-        writer.append(batch)
-        if step in commit_after:
-            writer.commit()
+    writer = append_all(open_writer(path, TOKENS, **options), batches, commit_after)
     writer.close() if finish else writer.abandon()
     return expected(batches, TOKENS)
 
@@ -205,10 +196,7 @@ def write_long(path, batches, finish=True):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard, "LINK_ENTRIES", LINK)
         writer = open_writer(path, TOKENS, journal_seconds=60.0 if finish else 0.0)
-        for step, one in enumerate(batches):
-            writer.append(one)
-            if step % 9 == 8:
-                writer.commit()
+        append_all(writer, batches, (8, 17))
         writer.close() if finish else writer.abandon()
     return path
 

@@ -21,6 +21,7 @@ from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import (
     LENGTH,
     TOKENS,
+    append_all,
     check_rows,
     expected,
     open_writer,
@@ -89,10 +90,7 @@ def tokens(steps: int, seed: int) -> list[Batch]:
 
 def write_run(path, batches, finish=True):
     writer = open_writer(path, TOKENS, journal_seconds=60.0 if finish else 0.0)
-    for step, one in enumerate(batches):
-        writer.append(one)
-        if step == 1:
-            writer.commit()
+    append_all(writer, batches, (1,))
     writer.close() if finish else writer.abandon()
     return path
 

@@ -13,6 +13,7 @@ from dualform.store.batch import Ending
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import pairwise
+from tests.store.small_memory import append_all
 from tests.store.sources.twins import PAIRS, WEIGHTS, batch, writer
 
 STEPS = 6
@@ -20,11 +21,7 @@ STEPS = 6
 
 def committed(folder: Path, finish: bool = True) -> Path:
     """Two commits, of which the second has segments of two forms where keys are no bfloat16; or one, and a journal."""
-    made = writer(folder)
-    for step in range(STEPS):
-        made.append(batch(step))
-        if step == 2:
-            made.commit()
+    made = append_all(writer(folder), map(batch, range(STEPS)), (2,))
     if finish:
         made.close(Ending(final={name: weight - 1 for name, weight in WEIGHTS.items()}))
     else:
@@ -52,10 +49,7 @@ def resumed(folder: Path) -> list[Path]:
     folders = [folder / "a", folder / "b"]
     folder.mkdir()
     for number, own in enumerate(folders):
-        made = writer(own)
-        for step in range(3):
-            made.append(batch(step, seed=number))
-        made.close()
+        append_all(writer(own), (batch(step, seed=number) for step in range(3))).close()
     return folders
 
 

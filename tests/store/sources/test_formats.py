@@ -28,7 +28,7 @@ from dualform.store.sources.key_format import HeldRows
 from dualform.store.sources.patches import Patches
 from dualform.store.sources.row_numbers import RowNumbers
 from dualform.store.sources.rows import Bfloat16, Float16
-from tests.store.small_memory import log
+from tests.store.small_memory import append_all, log
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
 
 
@@ -172,22 +172,18 @@ def of_layer(name: str, step: int) -> Batch:
 @pytest.mark.parametrize("name", ["mixed", "mixed16"])
 def test_keys_that_do_not_fit_half_go_to_a_file_of_their_own_until_the_next_commit(tmp_path, name):
     mixed = [pair.layer for pair in PAIRS if pair.layer.name == name]
-    made = writer(tmp_path / "memory", [*mixed])
-    whole = []
-    for step in range(8):
-        given = of_layer(name, step)
-        whole.append(given.layers[name][0].keys)
-        made.append(given)
-        if step in (3, 4):
-            made.commit()
-    made.abandon()
+    given = [of_layer(name, step) for step in range(8)]
+    append_all(writer(tmp_path / "memory", mixed), given, (3, 4)).abandon()
     memory = Snapshot.open(tmp_path / "memory")
     said = [
         (source.first_row, source.rows, source.made, source.segment is None) for source in memory.sources[name, "keys"]
     ]
     # Steps 1, 2, 5 and 6 are float32; a commit came after steps 3 and 4; the rest is in the journal.
     assert said == [(0, 4, True, False), (4, 12, False, False), (16, 4, True, False), (20, 12, False, True)]
-    assert memory.keys(name).block(0, 32).tobytes() == np.concatenate(whole).tobytes()
+    assert (
+        memory.keys(name).block(0, 32).tobytes()
+        == np.concatenate([one.layers[name][0].keys for one in given]).tobytes()
+    )
     assert check_memory(tmp_path / "memory") == []
 
 
@@ -195,10 +191,7 @@ def test_runs_may_store_the_same_keys_in_other_ways(tmp_path):
     half = next(pair for pair in PAIRS if pair.layer.name == "half")
     dense = replace(half.layer, source="rows")
     for name, own in (("a", dense), ("b", half.layer), ("twin", dense)):
-        made = writer(tmp_path / name, [own])
-        for step in range(3):
-            made.append(of_layer("half", step))
-        made.close()
+        append_all(writer(tmp_path / name, [own]), (of_layer("half", step) for step in range(3))).close()
     found, wanted = (dualform.open([tmp_path / "a", tmp_path / second]) for second in ("b", "twin"))
     queries = np.ones((2, 5), np.float32)
     assert found.topk("half", queries).scores[1].tobytes() == wanted.topk("half", queries).scores[1].tobytes()

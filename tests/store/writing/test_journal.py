@@ -20,7 +20,7 @@ from dualform.store.manifest import Manifest
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.damage import flipped
-from tests.store.small_memory import TOKENS, open_writer, token_batch
+from tests.store.small_memory import TOKENS, append_all, open_writer, token_batch
 
 HEADER = 96
 
@@ -29,11 +29,7 @@ def recorded(path: Path, steps: int, commits: int = 0) -> list[Batch]:
     """A recording that stopped without a word: `commits` commits of one step each, then a frame for each step."""
     rng = np.random.default_rng(0)
     batches = [token_batch(rng, step, 3) for step in range(commits + steps)]
-    writer = open_writer(path, layers=TOKENS, journal_seconds=0.0)
-    for number, one in enumerate(batches):
-        writer.append(one)
-        if number < commits:
-            writer.commit()
+    append_all(open_writer(path, layers=TOKENS, journal_seconds=0.0), batches, range(commits))
     return batches
 
 

@@ -29,7 +29,16 @@ from dualform.store.tables import quoted, running_digest
 from dualform.store.writing import rows_writer, writer as store
 from dualform.store.writing.rows_writer import DistinctKeys
 from tests.cases import some
-from tests.store.small_memory import LAYERS, TOKENS, Expected, batches_of, expected, open_writer, token_batch
+from tests.store.small_memory import (
+    LAYERS,
+    TOKENS,
+    Expected,
+    append_all,
+    batches_of,
+    expected,
+    open_writer,
+    token_batch,
+)
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
@@ -81,22 +90,15 @@ def test_duckdb_and_faiss_alone_read_every_slot(sizes, seed, commit_every, secon
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memory"
         writer = open_writer(path, layers=TOKENS, journal_seconds=seconds)
-        for number, one in enumerate(batches):
-            writer.append(one)
-            if number % commit_every == commit_every - 1:
-                writer.commit()
-        writer.close()
+        append_all(writer, batches, range(commit_every - 1, len(sizes), commit_every)).close()
         check(path, expected(batches, TOKENS), TOKENS, "slots")
         assert not list((path / "shard-00000").glob("journal-*"))
 
 
 def test_every_row_and_column_has_its_running_digest(tmp_path):
     rng = np.random.default_rng(0)
-    writer = open_writer(tmp_path / "memory", layers=TOKENS)
-    for step in range(5):
-        writer.append(token_batch(rng, step, 3))
-        writer.commit()
-    writer.close()
+    batches = [token_batch(rng, step, 3) for step in range(5)]
+    append_all(open_writer(tmp_path / "memory", layers=TOKENS), batches, range(5)).close()
     manifest = Manifest.read(tmp_path / "memory")
     with tables_of(tmp_path / "memory") as connection:
         for table, types in some(manifest.tables().items()):
@@ -131,9 +133,7 @@ def test_settings_are_those_that_the_optimizer_has(tmp_path):
 
 
 def refused(path: Path, batches: list[Batch], layers: tuple[Layer, ...] = LAYERS) -> BadInput:
-    writer = open_writer(path, layers=layers)
-    for one in batches[:-1]:
-        writer.append(one)
+    writer = append_all(open_writer(path, layers=layers), batches[:-1])
     with pytest.raises(BadInput) as raised:
         writer.append(batches[-1])
     writer.abandon()
@@ -244,8 +244,7 @@ def test_little_waits_in_memory(tmp_path, monkeypatch, seconds, frame):
     monkeypatch.setattr(store, "FRAME_BYTES", frame)
     monkeypatch.setattr(store, "WRITTEN_AT_ONCE", STEP_BYTES)
     writer = open_writer(tmp_path / "memory", WIDE, journal_seconds=seconds)
-    for step in range(STEPS):
-        writer.append(wide_batch(step))
+    append_all(writer, map(wide_batch, range(STEPS)))
     assert Manifest.read(tmp_path / "memory").shards[0].commits == 0
     assert not [name for name in files_of(tmp_path / "memory") if not name.endswith(".tmp")]
     writer.close()

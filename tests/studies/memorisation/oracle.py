@@ -13,6 +13,14 @@ def weights_of(network: AttentionOnly) -> dict[str, np.ndarray]:
     return {name.removesuffix(".weight"): p.detach().double().numpy() for name, p in network.named_parameters()}
 
 
+def strong_network(seed: int) -> AttentionOnly:
+    """Stronger than a fresh one, so that its attention and classes vary."""
+    network = build_network(seed)
+    for parameter in network.parameters():
+        parameter.data.mul_(3)
+    return network
+
+
 def on_circle(w: dict[str, np.ndarray], token: int) -> np.ndarray:
     word = w["word"][:, token]
     centred = word - word.mean()

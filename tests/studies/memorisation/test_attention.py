@@ -131,10 +131,7 @@ def test_any_head_of_dimension_one_is_a_product(head, first: float, second: floa
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_the_networks_own_attention_is_the_polynomials_sigmoid(seed: int):
-    network = build_network(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(3)
+    network = oracle.strong_network(seed)
     assert polynomial_error(network, POINTS) < 1e-12
     raw = evaluate(head_coefficients(network), *grid_angles(POINTS))
     np.testing.assert_allclose(raw, torus_maps(network, POINTS).raw, atol=1e-11)
@@ -183,11 +180,7 @@ def test_loose_heads_have_the_raw_pattern_that_is_worked_out_by_hand():
 
 @pytest.fixture(scope="module")
 def network():
-    network = build_network(4)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(3)
-    return network
+    return oracle.strong_network(4)
 
 
 def test_the_parts_add_up_to_the_networks_own_layer(network):
@@ -339,10 +332,7 @@ def test_a_network_without_level_lines_or_frontiers_is_left_out():
 
 
 def test_measures_are_those_of_the_maps():
-    network = build_network(1)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(3)
+    network = oracle.strong_network(1)
     found = measure_edges(network, SIDE)
     hard, soft, plain = (torus_maps(network, SIDE, pattern) for pattern in ("hardmax", "softmax", "constant"))
     # Where hardmax changes, the maps of positions have edges and nothing else has.

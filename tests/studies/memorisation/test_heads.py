@@ -42,6 +42,7 @@ from dualform_studies.memorisation.simplex import (
 )
 from dualform_studies.memorisation.torus import word_angles
 from dualform_studies.memorisation.transformer import PAIRS, TOKENS, Ensemble, Recipe, build_network, draw_facts, right
+from tests.studies.memorisation.oracle import strong_network
 
 
 def alone(*networks, without: int = 0, together: bool = True) -> Alone:
@@ -316,10 +317,7 @@ def at(grid: np.ndarray, *weights: float) -> int:
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_the_simplex_holds_single_heads_in_its_corners_and_the_network_in_its_centre(seed):
-    network, grid = build_network(seed), weightings(6)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(3)  # stronger than a fresh one, so that its attention and classes vary
+    network, grid = strong_network(seed), weightings(6)
     assert grid.shape == np.unique(grid, axis=0).shape == (28, 3)
     np.testing.assert_allclose(grid.sum(axis=1), 3)
     assert grid[grid.argmax(axis=0)].tolist() == [[3, 0, 0], [0, 3, 0], [0, 0, 3]]

@@ -17,7 +17,6 @@ from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.memorisation.torus import (
     cells,
-    depth,
     directions,
     exact_copy,
     images,
@@ -55,20 +54,7 @@ FACTS = draw_facts(1)
 
 @pytest.fixture(scope="module", params=[0, 5])
 def network(request):
-    """Stronger than a fresh one, so that its attention and classes vary."""
-    network = build_network(request.param)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(3)
-    return network
-
-
-def test_facts_are_all_pairs_with_a_token_each():
-    assert NAMES[:7] == ["aa", "ab", "ac", "ad", "ae", "ba", "bb"]
-    assert len(FACTS) == len(set(NAMES)) == 25
-    assert set(FACTS.tolist()) <= set(range(5))
-    assert torch.equal(draw_facts(1), FACTS)
-    assert not torch.equal(draw_facts(2), FACTS)
+    return oracle.strong_network(request.param)
 
 
 @pytest.mark.parametrize("heads", [(1.0, 1.0, 1.0), (0.5, 0.0, 2.0)])
@@ -136,14 +122,6 @@ def test_cells_are_weighted_voronoi_cells():
     angles = np.arccos(np.clip(drawn @ (rows / np.linalg.norm(rows, axis=1, keepdims=True)).T, -1, 1))
     np.testing.assert_array_equal(nearest(drawn, rows, weighted=False), angles.argmin(axis=1))
     assert (nearest(drawn, rows, weighted=False) != winners).any()
-
-
-def test_depth_counts_what_lies_around():
-    inside = np.zeros((9, 9), np.bool_)
-    inside[2:7, 0:9] = True
-    found = depth(inside)
-    assert found[4].tolist() == [1, 2, 3, 3, 3, 3, 3, 2, 1]
-    assert found[:, 4].tolist() == [0, 0, 1, 2, 3, 2, 1, 0, 0]
 
 
 def test_every_wide_region_is_named_inside_and_off_the_marks():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,16 +295,18 @@ def test_prompts_can_be_asked_of_a_finished_run(made_up_data: Path, tmp_path: Pa
     assert (
         run_language_study(AESOP, Assignment(out=out, data=made_up_data, prompts=("x",), preset="laptop"))["seed"] == 3
     )
-    changes = ({"seed": 4}, "seed 3, not 4"), ({"seed": 0}, "seed 3, not 0"), ({"steps": 9}, "steps 20, not 9")
-    for change, what in changes:
-        with pytest.raises(AlreadyExists, match=what):
-            run_language_study(AESOP, replace(assignment, prompts=("x",), **change))
-    with pytest.raises(BadInput, match="already contains a run"):
-        run_language_study(AESOP, replace(assignment, prompts=("x",), rerun=True))
-    with pytest.raises(AlreadyExists, match="already contains the study aesop"):
-        run_language_study(AESOP, assignment, recipe)
-    with pytest.raises(AlreadyExists, match="already contains the study aesop"):
-        run_language_study(WIKITEXT2, replace(assignment, prompts=("x",)))
+    asked = replace(assignment, prompts=("x",))
+    refused: list[tuple[type[Exception], str, LanguageStudy, Assignment, Recipe | None]] = [
+        (AlreadyExists, "seed 3, not 4", AESOP, replace(asked, seed=4), None),
+        (AlreadyExists, "seed 3, not 0", AESOP, replace(asked, seed=0), None),
+        (AlreadyExists, "steps 20, not 9", AESOP, replace(asked, steps=9), None),
+        (BadInput, "already contains a run", AESOP, replace(asked, rerun=True), None),
+        (AlreadyExists, "already contains the study aesop", AESOP, assignment, recipe),
+        (AlreadyExists, "already contains the study aesop", WIKITEXT2, asked, None),
+    ]
+    for kind, what, study, wrong, own in refused:
+        with pytest.raises(kind, match=what):
+            run_language_study(study, wrong, own)
     write_aesop(tmp_path, seed=7)
     with pytest.raises(BadInput, match="trained on another text"):
         run_language_study(AESOP, Assignment(out=out, data=tmp_path, prompts=("The",)))
@@ -365,19 +368,18 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(made_up_data: Path
 @pytest.mark.parametrize("study", [AESOP, WIKITEXT2], ids=lambda study: study.name)
 def test_what_is_wrong_is_said_before_the_training(study: LanguageStudy, made_up_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(NotFound, match=r"no preset 'phone'\. Presets: laptop, paper\."):
-        run_language_study(study, Assignment(out=out, data=made_up_data, preset="phone"))
-    with pytest.raises(NotFound, match="is not in"):
-        run_language_study(study, Assignment(out=out, data=tmp_path))
-    with pytest.raises(BadInput, match="prompt must not be empty"):
-        run_language_study(study, Assignment(out=out, data=made_up_data, prompts=("",)))
+    refused: list[tuple[type[Exception], str, dict[str, Any], Recipe | None]] = [
+        (NotFound, r"no preset 'phone'\. Presets: laptop, paper\.", {"preset": "phone"}, None),
+        (NotFound, "is not in", {"data": tmp_path}, None),
+        (BadInput, "prompt must not be empty", {"prompts": ("",)}, None),
+        (BadInput, "is not UTF-8", {"prompts": ("a \udc80",)}, None),
+        (BadInput, "each of 90000 streams needs a chunk of 12", {}, replace(RECIPE, batch=90_000)),
+    ]
     if study is AESOP:
-        with pytest.raises(BadInput, match="the network was not trained with 'Ω'"):
-            run_language_study(study, Assignment(out=out, data=made_up_data, prompts=("the Ω",)), RECIPE)
-    with pytest.raises(BadInput, match="is not UTF-8"):
-        run_language_study(study, Assignment(out=out, data=made_up_data, prompts=("a \udc80",)))
-    with pytest.raises(BadInput, match="each of 90000 streams needs a chunk of 12"):
-        run_language_study(study, Assignment(out=out, data=made_up_data), replace(RECIPE, batch=90_000))
+        refused.append((BadInput, "the network was not trained with 'Ω'", {"prompts": ("the Ω",)}, RECIPE))
+    for kind, says, changes, recipe in refused:
+        with pytest.raises(kind, match=says):
+            run_language_study(study, replace(Assignment(out=out, data=made_up_data), **changes), recipe)
     with pytest.raises(BadInput, match=r"the keys need .* GB") as error:
         run_language_study(study, Assignment(out=out, data=made_up_data, steps=10**9), RECIPE)
     assert "--rerun" in (error.value.hint or "")
