@@ -31,7 +31,7 @@ MOST = 3
 """How many times what they take alone light questions may take at most (99 of 100 of them)."""
 STOPPING = 0.2
 """Seconds from a deadline on in which a server may still work."""
-SECONDS = 10.0 if soaking() else 0.5
+SECONDS = 10.0 if soaking() else 1.0
 """For each measurement; a flood has gone on for a fifth of that."""
 QUIET = 0.1
 """Seconds without work after which it is taken to have stopped."""
