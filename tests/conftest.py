@@ -19,6 +19,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else DuckDB's bindings say at the end that all of it leaked
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The memory of tests/contract/recorded.py, recorded once a worker. It is only read: a test that changes it takes

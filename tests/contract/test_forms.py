@@ -12,8 +12,9 @@ import dualform
 from dualform import kernels
 from dualform.kernels import loader
 from dualform.query.score import backends
+from dualform.query.score.backends import torch as torch_backends
 from tests.kernels.forms import using
-from tests.query.test_backends import DEVICE, SETTINGS
+from tests.query.test_backends import SETTINGS, choose
 
 QUERIES = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32)
 ASKED = [
@@ -68,7 +69,8 @@ def test_answers(form, run, expected):
     [(own, one) for n, one in enumerate(SETTINGS) for own in ("torch", ("int8", "numpy", "faiss", "device")[n % 4])],
 )
 def test_no_setting_of_torch_changes_an_answer(backend, setting, run, expected, monkeypatch):
-    monkeypatch.setattr(backends, "NAMES", backends.NAMES | DEVICE)
+    monkeypatch.setattr(torch_backends, "device", lambda: choose("device"), raising=False)
+    monkeypatch.setattr(backends, "NAMES", backends.NAMES | {"device": ("torch", "device")})
     if backend == "int8" and kernels.library() is None:
         pytest.skip("the loops are not compiled")
     with SETTINGS[setting]():

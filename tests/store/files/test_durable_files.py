@@ -267,7 +267,7 @@ def test_sql_is_answered_without_limits_of_the_system(monkeypatch):
     connection = duckdb.connect(":memory:")
     own._lock(connection, 1 << 30)
     answered = own.answer(connection, "SELECT 7 AS a", 10, 1 << 20, 1.0)
-    assert pa.ipc.open_stream(answered.slice(len(own.ROWS))).read_all().to_pylist() == [{"a": 7}]
+    assert pa.ipc.open_stream(answered.slice(len(worker.ROWS))).read_all().to_pylist() == [{"a": 7}]
     assert sys.meta_path  # this process goes on loading modules
 
 

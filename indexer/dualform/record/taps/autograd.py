@@ -288,13 +288,14 @@ class Report:
             hand_over(self.listener, error, self.tap.name)
 
     def _hand_on(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        came = [None if gradient is None else gradient.detach() for gradient in gradients]
-        there = [gradient for gradient in came if gradient is not None]
+        there = [gradient for gradient in gradients if gradient is not None]
         # Gradients of several directions at once (is_grads_batched, vectorize) are returned: no weight gets them.
-        if not there or any(torch._C._functorch.is_legacy_batchedtensor(gradient) for gradient in there):
+        if not there or any(map(torch._C._functorch.is_legacy_batchedtensor, there)):
             return
+        there = [gradient.detach() for gradient in there]
         if self.tap.values:
-            error = self.tap.error_of(key, kept, came)
+            own = there if len(there) == len(gradients) else [None if g is None else g.detach() for g in gradients]
+            error = self.tap.error_of(key, kept, own)
         else:  # NaN or infinity in any of several is to be noticed; whoever is told looks at the one
             error = next((gradient for gradient in there[1:] if not gradient.isfinite().all()), there[0])
         self.listener.received(self.tap, self.call, key, error, self.cast)
