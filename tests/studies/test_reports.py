@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import dualform_studies
 from dualform_studies.claims import (
     FAILS,
     HOLDS,
@@ -68,6 +69,15 @@ def test_a_claim_holds_from_its_own_value_on(name: str):
     for text in (found[0].section, found[0].claim, found[0].paper, found[0].criterion):
         assert text
         assert "{" not in text
+
+
+def test_every_claim_is_judged_by_a_study():
+    folder = Path(dualform_studies.__file__).parent
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    assert len(texts()) > 50
+    for name in texts():
+        study, own = name.split(".", 1)
+        assert f'"{name}"' in sources or (f'f"{study}.{{' in sources and f'"{own}"' in sources), name
 
 
 def test_exact_tests_of_small_counts():

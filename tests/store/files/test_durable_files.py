@@ -1,12 +1,16 @@
-"""Files are whole or not there, whatever the file system takes, and what is derived from them is left out."""
+"""Files are whole or not there, whatever the file system takes, and what is derived from them is left out. Only
+durable_files.py changes the disk: what tests make fail there is all that can fail, but DuckDB.
+"""
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib.util
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +22,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings, strategies as st
 
+import dualform.store
 from dualform.query.sql import worker
 from dualform.record.setup.budget import disk_use
 from dualform.store import locks
@@ -278,3 +283,63 @@ def test_folders_are_not_synced_on_windows(monkeypatch, tmp_path):
         durable_files.sync_folder(missing)
     with pytest.raises(FileNotFoundError):
         durable_files.sync_folder(missing)
+
+
+PACKAGE = Path(dualform.store.__file__).parent.parent
+DOOR = PACKAGE / "store" / "files" / "durable_files.py"
+CALLS = {
+    "close", "fdatasync", "fsync", "ftruncate", "link", "makedirs", "mkdir", "mkfifo", "mknod", "pwrite", "pwritev",
+    "remove", "rename", "renames", "replace", "rmdir", "sendfile", "symlink", "truncate", "unlink", "utime", "write",
+    "writev",
+}  # fmt: skip
+"""Of os."""
+IMPORTED = {"PathLike", "fspath"}
+METHODS = {
+    "hardlink_to", "mkdir", "rename", "rmdir", "symlink_to", "tofile", "touch", "unlink", "write_bytes", "write_text",
+}  # fmt: skip
+"""Of paths and arrays. Path.replace is told from that of strings by its one argument."""
+BESIDE = {
+    "store/locks.py": ["os.close"],  # of a folder that is opened for its lock, and read
+    "store/files/startup.py": ["open", "os.sendfile"],  # to the null device, so that pages are read
+}
+"""By file, what it calls once and changes nothing with."""
+
+
+def changes(tree: ast.AST) -> Iterator[str]:
+    """All in a source that changes the disk, or opens a file for that; also what others are to call."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    reading = [call.func for call in calls if any(getattr(flag, "attr", "") == "O_RDONLY" for flag in call.args[1:2])]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ast.Name("os"), name) if name in CALLS or (name == "open" and node not in reading):
+                yield f"os.{name}"
+            case ast.Attribute(ast.Name("shutil"), name) if name != "disk_usage":
+                yield f"shutil.{name}"
+            case ast.Attribute(owner, name) if name in METHODS and ast.unparse(owner) != "os":
+                yield f".{name}"
+            case ast.ImportFrom("os" | "shutil", names):
+                yield from (f"import {name.name}" for name in names if name.name not in IMPORTED)
+            case ast.Call(ast.Attribute(_, "replace"), [_], []):
+                yield ".replace"
+            case ast.Call(ast.Name("open"), [_, *mode]) if writes(mode, node):
+                yield "open"
+            case ast.Call(ast.Attribute(owner, "open"), mode) if writes(mode, node) and ast.unparse(owner) != "os":
+                yield ".open"
+
+
+def writes(mode: list[ast.expr], call: ast.Call) -> bool:
+    """Whether a file is opened for writing, as its mode says, given in its place or by name."""
+    said = mode + [word.value for word in call.keywords if word.arg == "mode"]
+    return any(
+        isinstance(one, ast.Constant) and isinstance(one.value, str) and set(one.value) & set("wax+") for one in said
+    )
+
+
+def test_nothing_else_changes_the_disk():
+    found = {
+        file.relative_to(PACKAGE).as_posix(): sorted(changes(ast.parse(file.read_text("utf-8"))))
+        for room in ("store", "record", "deletion")
+        for file in sorted((PACKAGE / room).rglob("*.py"))
+        if file != DOOR
+    }
+    assert {file: own for file, own in found.items() if own} == BESIDE
