@@ -1,7 +1,8 @@
-"""Answers say what they are about: their slot space, how exact they are, and what they took."""
+"""Answers say what they are about: their space, how exact they are, what they took; also of a running training."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from torch import nn
 import dualform
 from dualform.answers import Outputs, Status, Weights
 from dualform.errors import BadInput, MissingPackage, NotFound
-from tests.trainings import record_steps
+from tests.trainings import learn, record_steps, take_steps
 
 STEPS, ROWS, TOKENS = 4, 5, 3
 
@@ -207,3 +208,179 @@ class TestWeights:
 def test_a_status_says_what_it_is(status, says):
     assert str(status) == says
     assert status.exact is (says == "exact")
+
+
+UPDATES, BATCH, INPUTS = 25, 8, 40
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def train(path, watch=None):
+    """Two data sets one after the other; returns the network's weights before each step and after the last."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    inputs = torch.randn(INPUTS, 12)
+    labels = torch.arange(INPUTS) % 3
+    states = []
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for step in range(UPDATES):
+            index = torch.randint(0, INPUTS, (BATCH,))
+            states.append({name: value.clone() for name, value in model.state_dict().items()})
+            dataset = "early" if step < 10 else "late"
+            with recorder.step(dataset=dataset, label=labels[index], sample=index):
+                loss = nn.functional.cross_entropy(model(inputs[index]), labels[index])
+                learn(optimizer, loss, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+            if watch:
+                watch(step, recorder)
+        recorder.query_set("test", inputs, label=labels)
+    states.append({name: value.clone() for name, value in model.state_dict().items()})
+    return model, inputs, states
+
+
+@pytest.fixture(scope="module")
+def of_two_datasets(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "small"
+    return path, *train(path)
+
+
+@pytest.fixture(scope="module")
+def whole(of_two_datasets):
+    with dualform.open(of_two_datasets[0], backend="int8") as whole:
+        yield whole
+
+
+def test_info_says_what_there_is(whole):
+    info = whole.info()
+    assert (info.slots, info.steps, info.recording) == ({"sample": UPDATES * BATCH}, UPDATES, False)
+    assert [(layer.name, layer.d_in, layer.d_out, layer.exact) for layer in info.layers] == [
+        ("0", 12, 16, True),
+        ("2", 16, 3, True),
+    ]
+    assert info.layers[0].distinct_keys <= INPUTS
+    assert info.datasets == {"early": 10 * BATCH, "late": 15 * BATCH}
+    assert info.columns["sample"]["label"] == "BIGINT"
+    assert info.query_sets[0].rows == INPUTS
+
+
+def test_slots_come_in_the_order_asked(whole):
+    found = whole.slots([5, 3, 5])
+    assert found["slot"].tolist() == [5, 3, 5]
+    assert found.records()[1]["dataset"] == "early"
+    with pytest.raises(NotFound, match="There is no slot with number 200"):
+        whole.slots([0, 200])
+    with pytest.raises(NotFound, match="There is no slot with number -1"):
+        whole.slots([-1])
+    with pytest.raises(NotFound, match="no space 'token'"):
+        whole.slots([0], space="token")
+    assert whole.slots([]).rows == 0
+
+
+def test_a_reader_follows_a_training_that_is_still_running(tmp_path):
+    seen = []
+
+    def watch(step, recorder):
+        if step == 4:
+            recorder.flush()
+            seen.append(dualform.open(tmp_path / "run"))
+            assert seen[0].info().recording
+            assert not seen[0].refresh()
+            assert seen[0].topk("0", np.ones(12), k=1000).ids.size == 5 * BATCH
+
+    model, _, _ = train(tmp_path / "run", watch)
+    reader = seen[0]
+    assert reader.topk("0", np.ones(12), k=1000).scan.slots_scanned == 5 * BATCH
+    assert reader.sql("SELECT count(*) AS n FROM slots").records() == [{"n": 5 * BATCH}]
+    assert reader.refresh()
+    assert reader.topk("0", np.ones(12), k=1000).ids.size == UPDATES * BATCH
+    assert reader.sql("SELECT count(*) AS n FROM slots").records() == [{"n": UPDATES * BATCH}]
+    np.testing.assert_allclose(reader.weights()["0.weight"], model.state_dict()["0.weight"], atol=2e-6)
+    reader.close()
+
+
+def test_many_threads_get_the_answers_of_one(of_two_datasets):
+    def ask(whole):
+        hits = whole.topk("2", "test", k=7, where="label <> 1", by="dataset")
+        sums = whole.group_sum("0", "test", by="label", score="abs")
+        return (
+            hits.ids.tobytes(),
+            hits.flat_scores.tobytes(),
+            sums.sums.tobytes(),
+            whole.output("2", "test").values.tobytes(),
+        )
+
+    with dualform.open(of_two_datasets[0]) as alone:
+        expected = ask(alone)
+    found = []
+    with dualform.open(of_two_datasets[0]) as whole:
+        threads = [threading.Thread(target=lambda: found.append(ask(whole))) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [expected] * 5
+
+
+CLASSES = 4
+
+
+class Net(nn.Module):
+    """What comes after `head` makes its outputs others than the network's."""
+
+    def __init__(self, after=nn.Identity()):  # noqa: B008
+        super().__init__()
+        self.hidden, self.head, self.after = nn.Linear(6, CLASSES), nn.Linear(CLASSES, CLASSES), after
+
+    def forward(self, x):
+        return self.after(self.head(torch.tanh(self.hidden(x))))
+
+
+@pytest.fixture
+def record(tmp_path):
+    def record(model, layers=None, query_set=True):
+        torch.manual_seed(0)
+        inputs, labels = torch.randn(20, 6), torch.randint(0, CLASSES, (20,))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with dualform.Recorder(model, optimizer, tmp_path / "run", layers=layers, quiet=True) as recorder:
+            take_steps(
+                recorder,
+                optimizer,
+                3,
+                lambda _: nn.functional.cross_entropy(model(inputs), labels),
+                label=labels,
+                sample=torch.arange(20),
+            )
+            if query_set:
+                recorder.query_set("test", inputs[:5], label=labels[:5])
+        return dualform.open(tmp_path / "run")
+
+    return record
+
+
+@pytest.mark.parametrize(
+    ("after", "layers", "found"),
+    [
+        (nn.Identity(), None, "head"),
+        (nn.Identity(), ["hidden"], None),
+        (nn.Sigmoid(), None, None),
+        (nn.LogSoftmax(dim=1), ["head"], None),
+    ],
+)
+def test_a_layer_gives_the_outputs_only_if_they_are_its_own(record, after, layers, found):
+    with record(Net(after), layers) as memory:
+        assert memory.info().output_layer == found
+        if found:
+            assert memory.placebo(queries="test", where="label <> 1").margin.shape == (5,)
+            return
+        for ask in (memory.output, memory.topk, lambda queries: memory.placebo(queries=queries, where="label <> 1")):
+            with pytest.raises(BadInput, match=r"which layer gives|the layer that gives") as refused:
+                ask(queries="test")
+            assert refused.value.field == "layer"
+            assert (layers or ["head"])[0] in refused.value.hint
+
+
+def test_the_only_layer_is_asked_where_nothing_tells_of_outputs(record):
+    with record(nn.Sequential(nn.Linear(6, CLASSES)), query_set=False) as memory:
+        assert memory.info().output_layer == "0"

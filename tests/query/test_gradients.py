@@ -164,15 +164,6 @@ def test_the_largest_groups_are_those_of_all_sums(case):
     assert found.total == len(whole.groups)
 
 
-def test_a_mask_leaves_its_slots_alone(mlp):
-    whole = mlp.memory.group_sum("*", mlp.asked, by="label", score="gradient")
-    found = mlp.memory.group_sum("*", mlp.asked, by="label", where="label <> 1", score="gradient")
-    assert found.groups == tuple(key for key in whole.groups if key != (1,))
-    kept = [place for place, key in enumerate(whole.groups) if key != (1,)]
-    assert found.sums.tobytes() == np.ascontiguousarray(whole.sums[:, kept]).tobytes()
-    assert found.counts.tolist() == whole.counts[kept].tolist()
-
-
 @pytest.mark.parametrize("where", [{"slot": [0, 1]}, "slot < 4"], ids=str)
 def test_slots_of_several_spaces_are_not_named_by_number(case, where):
     asked = {"by": "sample", "score": "gradient", "where": where}
@@ -508,18 +499,6 @@ def test_the_screen_leaves_to_the_scan_what_it_cannot_tell(case):
             assert own.tolist() == [slots[g] for g in np.lexsort((slots, -sums))[:2]]
 
 
-def test_examples_whose_error_signals_are_zero_or_beyond_float32_are_answered(deep):
-    _, path = deep
-    rng = np.random.default_rng(0)
-    keys, errors = rng.normal(size=(4, 20)), rng.normal(size=(4, 16))
-    errors[1], errors[2], keys[3] = 0, errors[2] * 1e-30, keys[3] * 1e25
-    asked = ExampleGradients(4, {"parts.0": LayerGradients(keys, errors, np.arange(4))})
-    with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
-        expected, found = (memory.topk("parts.0", asked, 5, score="gradient") for memory in (scan, screen))
-    assert found.ids.tobytes() == expected.ids.tobytes()
-    assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
-
-
 @pytest.fixture(scope="module")
 def scanned_and_screened(deep):
     _, path = deep
@@ -530,7 +509,7 @@ def scanned_and_screened(deep):
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    sizes=st.lists(st.integers(-12, 12), min_size=4, max_size=4),
+    sizes=st.lists(st.integers(-12, 12) | st.sampled_from([-60, 50]), min_size=4, max_size=4),
     places=st.integers(0, 3),
     rows=st.integers(1, 6),
     k=st.integers(1, 20),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
 import pytest
 import torch
@@ -152,15 +150,6 @@ class Opened:
         if thread._thread.is_alive() and thread._error is None:
             thread._do(lambda: None)
         return self.sinks[0]
-
-    def fail(self, error):
-        """Writing fails from now on."""
-
-        def job():
-            raise error
-
-        with suppress(type(error)):
-            self.recorder._controller.session.writer.sink._do(job)
 
 
 def small_net(seed=0, bias=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ def test_each_act_fails_and_the_next_step_says_so(whole, tmp_path):
             assert training.acknowledged == STEPS
         said += bool(text)
         assert disk.failed is not None
+        assert "dualform-writer" not in [thread.name for thread in threading.enumerate()]
         whole.check(path, training.acknowledged)
         shutil.rmtree(path.parent)
     report(

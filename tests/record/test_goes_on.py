@@ -1,6 +1,10 @@
-"""Recording never ends a training that would have gone on: what it cannot take is refused before, or a defect."""
+"""Recording never ends a training that would have gone on; and what the thread that writes tells of its failures."""
 
 from __future__ import annotations
+
+import errno
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.recorder import Recorder
+from dualform.record.sink import SinkThread
+from dualform.store.batch import Batch, Ending, LayerRows
 from tests.record.listed import Opened, batches, opened_on, small_net, train
 from tests.trainings import learn
 
@@ -29,33 +35,6 @@ def test_a_loss_that_the_training_skips(tmp_path):
     assert opened.sink.defects == []
 
 
-@pytest.mark.parametrize("skipped", [{0, 1}, {2}], ids=str)
-def test_a_batch_that_is_left_out_before_its_forward_pass(tmp_path, skipped):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        for number, (x, y) in enumerate(batches(4)):
-            with opened.recorder.step(label=y):
-                opened.optimizer.zero_grad()
-                if number not in skipped:
-                    cross_entropy(model(x), y).backward()
-                opened.optimizer.step()  # as a trainer makes it whatever the batch brought
-    taken = [len(batch.samples["label"]) for batch in opened.sink.recorded]
-    assert [size for size in taken if size] == [8] * (4 - len(skipped))
-    assert opened.sink.defects == []
-
-
-def test_batches_that_are_all_left_out_are_told_of_at_the_end(tmp_path):
-    opened = opened_on(small_net(), tmp_path / "m")
-    opened.recorder.__enter__()
-    for _ in range(2):
-        with opened.recorder.step():
-            pass
-    with pytest.warns(RuntimeWarning, match=r"Nothing was recorded.*it was not called in a recorded step"):
-        opened.recorder.__exit__(None, None, None)
-    assert not (tmp_path / "m").exists()
-
-
 def test_a_lazy_module_is_refused_until_it_has_seen_a_batch(tmp_path):
     model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 3))
     with pytest.raises(RecordingError) as caught:
@@ -70,32 +49,6 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch(tmp_path):
         train(opened, model, batches(2))
     assert [(layer.name, layer.d_in) for layer in opened.sink.layers] == [("0", 5), ("2", 4)]
     assert opened.sink.defects == []
-
-
-def failing(opened, model):
-    """A training whose writer fails after the second step, recorded with on_error="warn"; returns its weights."""
-    train(opened, model, batches(2))
-    opened.fail(RecordingError("the disk is full."))
-    with pytest.warns(RuntimeWarning, match=r"^recording stopped after 2 steps: the disk is full\.$"):
-        train(opened, model, batches(4)[2:3])
-    train(opened, model, batches(4)[3:])
-
-
-def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m", on_error="warn")
-    with opened.recorder:
-        failing(opened, model)
-        opened.recorder.flush()
-        opened.recorder.query_set("test", batches(1)[0][0])
-        assert not any(module._forward_hooks for module in model.modules())
-    assert (opened.recorder.steps, opened.sink.finished, len(opened.sink.recorded)) == (2, None, 2)
-    assert (opened.sink.commits, opened.sink.query_sets, opened.sink.abandoned) == (0, {}, True)
-    plain = small_net()
-    unrecorded = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for x, y in batches(4):
-        learn(unrecorded, cross_entropy(plain(x), y))
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["at the update", "at the step's end"])
@@ -121,6 +74,7 @@ def test_metadata_that_stops_fitting(tmp_path, inside):
             else:
                 with pytest.warns(RuntimeWarning, match=f"^recording stopped after 1 steps: {message}"):
                     step(opened, np.arange(3))
+                assert not any(module._forward_hooks for module in model.modules())
             step(opened, np.arange(8))
         assert [batch.step for batch in opened.sink.recorded] == ([0, 1] if on_error == "raise" else [0])
         assert opened.sink.finished is (on_error == "raise")
@@ -148,3 +102,95 @@ def test_weights_of_another_shape_are_a_defect(tmp_path):
     reasons = {layer: reason for layer, _, reason in reversed(opened.sink.defects)}
     assert reasons["2"] == "2.weight is no longer a tensor of its shape at step 1"
     assert [len(opened.sink.keys(layer)) for layer in ("0", "2", "4")] == [32, 16, 16]
+
+
+class Noted:
+    """A sink that notes what it is called for."""
+
+    def __init__(self, tick=lambda: None, append=lambda of_bytes: None):
+        self.calls = []
+        self._tick, self._append = tick, append
+
+    def append(self, of_bytes):
+        self.calls.append(of_bytes.step)
+        self._append(of_bytes)
+
+    def tick(self):
+        self.calls.append("tick")
+        return self._tick()
+
+    def commit(self):
+        self.calls.append("commit")
+
+    def close(self, ending):
+        self.calls.append("close")
+
+    def abandon(self):
+        self.calls.append("abandon")
+
+
+def of_bytes(step, size=4):
+    """One that holds `size` bytes."""
+    keys = np.zeros((size // 4, 1), np.float32)
+    return Batch(step, {}, [], {"layer": [LayerRows(0, keys, None)]})
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+def test_the_queue_is_bounded():
+    gate, sink = threading.Event(), Noted(append=lambda of_bytes: of_bytes.step or gate.wait())
+    thread = SinkThread(lambda: sink, queue_bytes=100)
+    thread.put(of_bytes(0, 60))
+    thread.put(of_bytes(1, 40))
+    blocked = threading.Thread(target=thread.put, args=(of_bytes(2, 4),))
+    blocked.start()
+    blocked.join(0.2)
+    assert blocked.is_alive()
+    gate.set()
+    blocked.join(60)
+    assert not blocked.is_alive()
+    thread.flush()
+    thread.put(of_bytes(3, 1000))
+    thread.close(Ending())
+    assert [call for call in sink.calls if call != "tick"] == [0, 1, 2, "commit", 3, "close"]
+
+
+def test_what_fails_while_nothing_comes_is_heard_at_the_next_step():
+    def tick() -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sink = Noted(tick)
+    thread = SinkThread(lambda: sink)
+    wait_for(lambda: thread._error is not None)
+    with pytest.raises(RecordingError, match=r"writing the memory failed: OSError: .*No space left on device"):
+        thread.put(of_bytes(0))
+    with pytest.raises(RecordingError):
+        thread.check()
+    with pytest.raises(RecordingError):
+        thread.close(Ending())
+    assert sink.calls == ["tick", "abandon"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "hint"),
+    [
+        (OSError("full"), "Free disk space or repair the folder, then record again."),
+        (AssertionError("a fault"), "The cause is not the disk: see the error above."),
+    ],
+)
+def test_the_disk_is_blamed_for_its_own_errors_alone(raised, hint):
+    def append(of_bytes):
+        raise raised
+
+    thread = SinkThread(lambda: Noted(append=append))
+    thread.put(of_bytes(0))
+    with pytest.raises(RecordingError) as caught:
+        thread.close(Ending())
+    assert str(caught.value).startswith(f"writing the memory failed: {type(raised).__name__}: {raised}.")
+    assert str(caught.value).endswith(hint)
+    assert caught.value.__cause__ is raised

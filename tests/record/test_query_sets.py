@@ -101,11 +101,11 @@ class Tagger(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """[tokens, texts, 4] become scores for each text, or for each of its tokens."""
+    """Scores for each place of a sequence, or for the last one; [tokens, texts, 4] unless the batch comes first."""
 
-    def __init__(self, last):
+    def __init__(self, last=False, batch_first=False):
         super().__init__()
-        self.cell, self.head, self.last = nn.GRU(4, 5), nn.Linear(5, 3), last
+        self.cell, self.head, self.last = nn.GRU(4, 6, batch_first=batch_first), nn.Linear(6, 5), last
 
     def forward(self, x):
         found = self.cell(x)[0]
@@ -311,17 +311,6 @@ class Held(GPT):
         return super().forward(tokens) + (0 if self.training else self.state)
 
 
-class Classifier(nn.Module):
-    """A class for each place of a sequence."""
-
-    def __init__(self, batch_first):
-        super().__init__()
-        self.cell, self.head = nn.GRU(4, 6, batch_first=batch_first), nn.Linear(6, 5)
-
-    def forward(self, x):
-        return self.head(self.cell(x)[0])
-
-
 def hugging_face():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=WORDS, n_embd=WIDTH, n_layer=1, n_head=2, n_positions=PLACES)
@@ -388,7 +377,7 @@ def test_outputs_of_a_recurrent_network_are_put_in_the_order_of_its_queries(tmp_
     torch.manual_seed(0)
     x = torch.randn(4, length, 4)
     axis = 0 if batch_first else 1
-    memory, expected = trained(tmp_path / "m", Classifier(batch_first), x.movedim(0, axis), lies=axis,
+    memory, expected = trained(tmp_path / "m", Recurrent(batch_first=batch_first), x.movedim(0, axis), lies=axis,
                                batch_dim=axis, batch_size=batch_size)  # fmt: skip
     with memory:
         query_set = memory.query_set("test", "head")
@@ -431,7 +420,7 @@ def channels_first(logits):
         (Fixed(), texts(4), 0, "they are [8, 8, 13] for 4 examples, which are along none of their axes"),
         (Held(), texts(PLACES), 0, "cannot be told apart"),
         (GPT(result=channels_first), texts(5), 0, "no layer takes 13 tokens of an example"),
-        (Classifier(False), torch.randn(6, 8, 4), 1, "which axis of its inputs is the batch cannot be told"),
+        (Recurrent(), torch.randn(6, 8, 4), 1, "which axis of its inputs is the batch cannot be told"),
     ],
     ids=["square", "other rows", "held", "channels first", "axis"],
 )
@@ -444,7 +433,7 @@ def test_where_tokens_cannot_be_told_nothing_is_kept_and_a_warning_says_why(tmp_
         assert memory.query_set("test", "head").queries is not None
 
 
-@pytest.mark.parametrize(("make", "labelled", "batch_size"), [(GPT, True, 2), (lambda: Classifier(False), False, 1024)])
+@pytest.mark.parametrize(("make", "labelled", "batch_size"), [(GPT, True, 2), (Recurrent, False, 1024)])
 def test_outputs_that_take_too_much_are_summarized(tmp_path, monkeypatch, make, labelled, batch_size):
     torch.manual_seed(0)
     model = make()

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import dualform
 from dualform import tap
 from dualform.record.slots.step_record import Collector
+from dualform.record.torch_internals import innermost_function_mode, packing_hooks, set_version_counters
 from tests.record.listed import Opened, assert_rebuilt, batches, opened_on, small_net, snapshot, train as train_listed
 from tests.trainings import learn
 
@@ -335,14 +336,9 @@ def train_blocks(model, path=None, steps=3, **options):
         snapshots.append(snapshot(model))
 
     torch.manual_seed(2)
-    inputs = [torch.randn(5, 6, generator=generator) for _ in range(steps)]
-    if opened is None:
-        for x in inputs:
-            step(x)
-        return counts, None, snapshots
-    with opened.recorder:
-        for x in inputs:
-            with opened.recorder.step():
+    with opened.recorder if opened else nullcontext():
+        for x in [torch.randn(5, 6, generator=generator) for _ in range(steps)]:
+            with opened.recorder.step() if opened else nullcontext():
                 step(x)
     return counts, opened, snapshots
 
@@ -473,3 +469,36 @@ def test_a_model_is_saved_and_copied_while_it_is_recorded(tmp_path, copied):
             cross_entropy(model(x), y).backward()
     assert [len(batch.layers["0"]) for batch in opened.sink.recorded] == [1, 1, 1]
     assert torch.equal(twin(x), model(x))
+
+
+def test_the_innermost_mode_is_the_one_that_was_entered_last():
+    assert innermost_function_mode() is None
+    with TorchFunctionMode(), TorchFunctionMode() as inner:
+        assert innermost_function_mode() is inner
+    assert innermost_function_mode() is None
+
+
+def test_what_packs_saved_tensors_is_known_inside_a_checkpoint_alone():
+    seen = []
+
+    def part(x):
+        seen.append(packing_hooks())
+        return x.sin()
+
+    output = checkpoint(part, torch.ones(2, requires_grad=True), use_reentrant=False)
+    assert packing_hooks() is None
+    assert len(seen[0]) == 2
+    output.sum().backward()
+    assert len(seen) == 2
+    assert seen[1][0] is not seen[0][0]
+
+
+def test_a_graph_goes_backward_once_the_versions_of_what_it_saved_are_back():
+    own, other = torch.ones(2), torch.ones(2)
+    made = torch.ones(2, requires_grad=True) * own
+    versions = [own._version, other._version]
+    own.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        made.sum().backward(retain_graph=True)
+    set_version_counters([own, other], versions)
+    made.sum().backward()

@@ -282,23 +282,3 @@ def test_a_moment_that_was_counted_wrongly_is_refused_and_a_run_from_it_is_off_i
                 ask()
         assert memory.weights(at_step=SAVED).statuses["0"].name == "exact"
         assert memory.verify()["0"].status.since == SAVED
-
-
-def test_runs_of_two_folders_are_held_alike(tmp_path):
-    """The second began as the first stood when it was flushed, and the first went on with its update."""
-    training = One()
-    with training.recorder(tmp_path / "first") as recorder:
-        for number in range(3):
-            training.step(recorder, number)
-        with recorder.step():
-            training.gradients(3)
-        save(training, recorder, tmp_path / "checkpoint")
-        training.update()
-    training = One()
-    training.load(tmp_path / "checkpoint")
-    with training.recorder(tmp_path / "second") as recorder:
-        for number in range(4, 6):
-            training.step(recorder, number)
-    with dualform.open([tmp_path / "first", tmp_path / "second"]) as memory:
-        status = memory.weights(allow_inexact=True).statuses["0"]
-        assert (status.name, status.since) == ("approximate", 4)

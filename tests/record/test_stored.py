@@ -1,118 +1,24 @@
-"""Recording into a folder: what the store reads back, in which type, and how failures of writing surface."""
+"""Recording into a folder: what the store reads back, in which type, and random states beside it."""
 
 from __future__ import annotations
 
-import threading
 from zipfile import ZipFile
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.errors import AlreadyExists, BadInput, RecordingError
-from dualform.query.weights.coefficients import coefficients
+from dualform.errors import BadInput
 from dualform.record.batches import random_states_as
-from dualform.record.recorder import Recorder
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.snapshot import Snapshot
-from dualform.store.writing.writer import Writer
-from tests.record.listed import batches, small_net, snapshot
 from tests.trainings import learn
 
 
-def train(recorder, model, optimizer, data):
-    snapshots = [snapshot(model)]
-    for x, y in data:
-        with recorder.step(dataset="made", label=y):
-            learn(
-                optimizer, cross_entropy(model(x), y), lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            )
-        snapshots.append(snapshot(model))
-    return snapshots
-
-
-def started(path, **options):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return model, optimizer, Recorder(model, optimizer, path, **options)
-
-
-def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
-    model, optimizer, recorder = started(tmp_path / "m", label_names={"made": ["a", "b", "c"]})
-    data = batches(3) * 3
-    with recorder:
-        snapshots = train(recorder, model, optimizer, data[:6])
-        recorder.flush()
-        partial = Snapshot.open(tmp_path / "m")
-        assert (partial.count("sample"), partial.steps, partial.recording) == (48, 6, True)
-        snapshots += train(recorder, model, optimizer, data[6:])[1:]
-        recorder.query_set("test", data[0][0], label=data[0][1])
-    memory = Snapshot.open(tmp_path / "m")
-    assert (memory.count("sample"), memory.steps, memory.recording) == (72, 9, False)
-    assert memory.keys("0").rows == 24
-    assert memory.table("labels").to_pylist()[1] == {"dataset": "made", "label": 1, "name": "b"}
-    assert memory.column("sample", "label").tolist() == [int(label) for _, y in data for label in y]
-    steps = memory.column("sample", "step")
-    for layer in memory.layers.values():
-        keys = memory.keys(layer.name).of_entries(np.arange(72)).astype(np.float64)
-        values = memory.values(layer.name).take(np.arange(72)).astype(np.float64)
-        weight = layer.weights[0].name
-        for at_step, expected in enumerate(snapshots):
-            found = coefficients(memory, weight, at_step)
-            used = steps < at_step
-            scaled = values[used] * found.per_step[steps[used]][:, None]
-            rebuilt = found.initial * memory.initial()[weight] + scaled.T @ keys[used]
-            np.testing.assert_allclose(rebuilt, expected[weight], atol=1e-6)
-    np.testing.assert_array_equal(memory.final()["0.weight"], model[0].weight.detach().numpy())
-    query_set = memory.query_set("test")
-    np.testing.assert_array_equal(query_set.queries("0"), data[0][0].numpy())
-    assert query_set.labels.tolist() == data[0][1].tolist()
-
-
-def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
-    failed = threading.Event()
-
-    def append(self, batch):
-        if batch.step == 1:
-            failed.set()
-            raise OSError("no space left")
-
-    monkeypatch.setattr(Writer, "append", append)
-    model, optimizer, recorder = started(tmp_path / "m")
-
-    def failing():
-        with recorder:
-            train(recorder, model, optimizer, batches(2))
-            assert failed.wait(60)
-            with pytest.raises(RecordingError, match=r"^writing the memory failed: OSError: no space left\."):
-                recorder.flush()
-            train(recorder, model, optimizer, batches(1))
-
-    with pytest.raises(RecordingError) as caught:
-        failing()
-    assert str(caught.value) == (
-        "writing the memory failed: OSError: no space left. The steps committed before are safe. Free disk "
-        "space or repair the folder, then record again."
-    )
-    assert isinstance(caught.value.__cause__, OSError)
-    assert "dualform-writer" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_a_failure_of_writing_surfaces_on_leaving(tmp_path, monkeypatch):
-    def close(self, ending):
-        raise AlreadyExists("made up")
-
-    monkeypatch.setattr(Writer, "close", close)
-    model, optimizer, recorder = started(tmp_path / "m")
-    with pytest.raises(AlreadyExists, match=r"^made up$"), recorder:
-        train(recorder, model, optimizer, batches(1))
-
-
 def test_a_saved_model_names_nothing_of_dualform(tmp_path):
-    model, _, recorder = started(tmp_path / "never")
+    model = nn.Linear(5, 3)
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "never")
     with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), recorder:
         torch.save(model, tmp_path / "model.pt")
     with ZipFile(tmp_path / "model.pt") as file:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dualform.errors import BadInput, EmptyMask, Inexact
+from dualform.errors import BadInput, EmptyMask
 from dualform.query import distribution, needs
 from dualform.query.distribution import distributions, effective_slots, ranks_of
 from dualform.query.resolved import resolve
@@ -130,15 +130,6 @@ def test_gradients_have_none():
     assert refused.value.field == "score"
     with pytest.raises(EmptyMask):
         engine.distribution("fc", np.ones(2, np.float32), "label > 7")
-
-
-def test_keys_that_are_not_finite_are_refused():
-    keys = np.ones((30, 2), np.float32)
-    keys[7] = np.nan
-    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 30}))
-    with pytest.raises(Inexact, match="first at slot 7"):
-        engine.distribution("fc", np.ones(2, np.float32))
-    assert engine.distribution("fc", np.ones(2, np.float32), "slot < 7").count == 7
 
 
 def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):

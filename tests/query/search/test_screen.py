@@ -57,14 +57,6 @@ def test_sums_of_the_greatest_codes_do_not_overflow():
     assert 17 in found.rows.tolist()
 
 
-def test_the_tally_counts_queries_and_candidates(rng):
-    keys = rng.normal(size=(2000, 32)).astype(np.float32)
-    memory = arrays.engine(arrays.memory({"0": keys}, {"label": [0] * 2000}), "int8")
-    memory.topk("0", np.concatenate([keys[:3], np.zeros((1, 32), np.float32)]), k=2)
-    assert (memory.tally.queries, memory.tally.fallbacks) == (4, 1)  # nothing to tell rows apart by in a query of zeros
-    assert 6 <= memory.tally.candidates < 2000
-
-
 @pytest.mark.parametrize("columns", [1, 2])
 def test_codes_of_queries_say_how_much_they_leave_out(columns, rng):
     queries = (rng.normal(size=(9, 30)) * 10.0 ** rng.integers(-9, 9, size=(9, 1))).astype(np.float32)

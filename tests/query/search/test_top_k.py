@@ -173,16 +173,6 @@ def test_near_ties_are_told_apart_however_a_backend_errs(backend, by, score, rng
         assert [slots.tolist() for slots in found] == [oracle.best(expected, members, 9) for members in groups]
 
 
-def test_blocks_after_the_first_lose_nothing(backend, rng):
-    keys = rng.normal(size=(9000, 8)).astype(np.float32)
-    case = {"rows": keys, "of_slot": None, "labels": [0] * 9000, "segment_rows": 4100}
-    engine = engine_of(case, backend)
-    queries = rng.normal(size=(6, 8)).astype(np.float32)
-    hits = engine.topk("fc", queries, k=60)
-    for i, query in enumerate(queries):
-        assert hits.slots[i].tolist() == oracle.best(expected_scores(keys, query, "dot"), range(9000), 60)
-
-
 def test_many_groups_have_their_best(backend, rng):
     keys = rng.normal(size=(4000, 8)).astype(np.float32)
     labels = rng.integers(0, 700, 4000).tolist()
@@ -209,8 +199,15 @@ def test_keys_that_are_not_finite_are_refused_unless_masked_out(backend):
     keys = np.ones((30, 4), np.float32)
     keys[20], keys[25] = np.nan, np.inf
     engine = engine_of({"rows": keys, "of_slot": None, "labels": [0] * 30}, backend)
-    with pytest.raises(Inexact, match="Layer 'fc' has keys with NaN or infinity, first at slot 20"):
-        engine.topk("fc", [1, 2, 3, 4])
+    asked = [
+        lambda where=None: engine.topk("fc", [1, 2, 3, 4], k=30, where=where).ids.size,
+        lambda where=None: engine.distribution("fc", [1, 2, 3, 4], where).count,
+        lambda where=None: engine.group_sum("fc", [1, 2, 3, 4], "label", where).sums[0, 0] / 10,
+    ]
+    for ask in asked:
+        with pytest.raises(Inexact, match="Layer 'fc' has keys with NaN or infinity, first at slot 20"):
+            ask()
+        assert ask("slot < 20") == 20
     assert engine.topk("fc", [1, 2, 3, 4], k=30, where="slot < 20").ids.tolist() == list(range(20))
     assert len(engine.topk("fc", [1, 2, 3, 4], k=30, where="slot not in (20, 25)").ids) == 28
 

@@ -23,7 +23,7 @@ from dualform.query.shards.shards import (
     scores_of,
     slot_sum_of,
 )
-from dualform.query.sums import grouping
+from dualform.query.sums import grouping, key_sums
 from dualform.query.weights.slot_products import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
@@ -33,7 +33,13 @@ from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import SIZES, WIDTHS, queries, same, write
 from tests.trainings import record_steps
 
-pytestmark = pytest.mark.usefixtures("small_blocks")
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of sums that hold slots of several steps and shards, and are many."""
+    monkeypatch.setattr(key_sums, "BLOCK", 7)
+
+
 MASKS = [
     None,
     "label > 1",

@@ -20,21 +20,7 @@ from dualform.questions import Output, arguments
 from dualform.rules import Update, named
 from tests.cases import some
 from tests.query import arrays
-from tests.query.plain_case import BATCH, STEPS, Case, some_cases
-
-
-@some_cases
-@settings(deadline=None, max_examples=10)
-def test_outputs_are_the_sum_over_the_slots_that_stay(seed, label, at_step, repeats):
-    case = Case(seed, repeats=repeats)
-    where = None if label is None else f"label <> {label}"
-    stays = np.ones(STEPS * BATCH, dtype=bool) if label is None else case.labels != label
-    found = case.engine.output("fc", case.queries, where=where, at_step=at_step)
-    wanted = case.output(stays, STEPS if at_step is None else at_step)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
-    alone = [case.engine.output("fc", query, where=where, at_step=at_step) for query in case.queries]
-    assert np.concatenate(alone).tobytes() == found.values.tobytes()
+from tests.query.plain_case import BATCH, STEPS, Case
 
 
 @pytest.mark.parametrize("d", [1, 3, 800])
@@ -72,16 +58,6 @@ def test_weights_are_a_state_dict_under_the_models_own_names():
     assert masked["norm.scale"].tolist() == [3, 4]
     masked["fc.weight"].add_(1)  # the caller's own
     np.testing.assert_allclose(case.engine.weights()["fc.weight"], whole["fc.weight"])
-
-
-def test_cancellation_is_the_sum_of_norms_over_the_norm_of_the_sum():
-    case = Case()
-    removed = case.labels == 2
-    terms = np.linalg.norm(case.values[removed], axis=1) * np.linalg.norm(case.keys[removed], axis=1)
-    moved = np.linalg.norm(case.values[removed].T.astype(float) @ case.keys[removed])
-    assert case.engine.cancellation("label <> 2") == {"fc": pytest.approx(terms.sum() / moved, rel=1e-5)}
-    assert math.isnan(case.engine.cancellation("label >= 0")["fc"])
-    assert math.isnan(case.engine.cancellation("label <> 2", at_step=0)["fc"])
 
 
 def test_a_reconstruction_says_how_well_the_weights_are_rebuilt():
@@ -209,7 +185,7 @@ def test_weights_of_repeated_keys_do_not_depend_on_column_ranges_or_on_the_numbe
     np.testing.assert_allclose(weight, -0.1 * values.T.astype(float) @ keys[of_slot], rtol=1e-9, atol=1e-12)
 
 
-def test_what_a_mask_removes_is_not_what_its_opposite_leaves():
+def test_cancellation_is_the_sum_of_norms_over_the_norm_of_the_sum_of_what_a_mask_removes():
     case = Case()
     labels = [None if label == 3 else int(label) for label in case.labels]
     made = arrays.memory(
@@ -223,7 +199,9 @@ def test_what_a_mask_removes_is_not_what_its_opposite_leaves():
     removed = case.labels >= 2
     terms = np.linalg.norm(case.values[removed], axis=1) * np.linalg.norm(case.keys[removed], axis=1)
     moved = np.linalg.norm(case.values[removed].T.astype(float) @ case.keys[removed])
-    assert engine.cancellation("label <> 2")["fc"] == pytest.approx(terms.sum() / moved, rel=1e-5)
+    assert engine.cancellation("label <> 2") == {"fc": pytest.approx(terms.sum() / moved, rel=1e-5)}
+    assert math.isnan(engine.cancellation("slot >= 0")["fc"])
+    assert math.isnan(engine.cancellation("label <> 2", at_step=0)["fc"])
 
 
 def witness(*steps):
@@ -254,7 +232,9 @@ def test_beyond_the_bound_nothing_is_answered_unasked():
         Case(watch={6: (0.0, 0.101)}).engine.output("fc", np.ones((1, 7)))
 
 
-@pytest.mark.parametrize("temperature", [0, -1.0, math.nan, math.inf, True, "1", 10**400])
+@pytest.mark.parametrize(
+    "temperature", [0, -1.0, math.nan, math.inf, True, "1", 10**400, 10**5000], ids=lambda own: arguments.shown(own)
+)
 def test_temperatures_are_finite_and_above_zero(temperature):
     with pytest.raises(BadInput) as refused:
         Output("fc", np.ones(3), kernel="softmax", temperature=temperature)
@@ -286,10 +266,6 @@ def test_kernels_are_named():
         Output("fc", np.ones(3), kernel="rbf")
     with pytest.raises(BadInput, match=r'^temperature cannot be used with kernel="linear"\.'):
         Output("fc", np.ones(3), temperature=1.0)
-    with pytest.raises(
-        BadInput, match=r"^temperature must be a finite number above 0, not a number of thousands of digits\."
-    ):
-        Output("fc", np.ones(3), kernel="softmax", temperature=10**5000)
     assert Output("fc", np.ones(3), kernel="softmax").temperature == 1.0
     assert Output("fc", np.ones(3), kernel="softmax", temperature=np.float32(2)).temperature == 2.0
 

@@ -73,35 +73,24 @@ def margins(outputs, predicted):
     return np.array([own[p] - np.delete(own, p).max() for own, p in zip(outputs, predicted, strict=True)])
 
 
-def test_random_sets_are_outputs_without_their_samples(memory):
-    found = memory.placebo("head", "test", "dataset = 'part 1' AND label < 2", n=8)
-    view = memory._view
-    layer = view.snapshot.layer("head")
-    known = _samples(view, {"head": layer}, None, lambda: None)
-    numbers = known.numbers["head"]
-    sets = _random_sets(known, found.removed, 8)
-    scale = np.abs(np.asarray(memory.output("head", "test"))).max()
-    assert found.unit == "samples"
-    for number, members in enumerate(sets.members):
-        out = members[sets.numbers["head"]]
-        left_out = np.unique(numbers[out])
-        assert abs(len(left_out) - found.removed) <= max(2, 0.13 * known.count)
-        assert not np.isin(numbers[~out], left_out).any()  # whole samples
-        assert (
-            np.abs(found.random_changes[:, number] - changes(memory, found, np.flatnonzero(out))).max() < 1e-4 * scale
-        )
-
-
-def test_base_rates_are_counts_over_the_outputs_without_each_set(memory):
-    """Corrected and broken, of how many that could be, of the ablation and of what is random."""
+def test_changes_and_base_rates_are_those_of_the_outputs_without_each_set(memory):
+    """Corrected and broken, of how many that could be; random sets are of whole samples."""
     found = memory.placebo("head", "test", "dataset <> 'part 1'", n=6)
     labels, outputs = found.labels, np.asarray(memory.output("head", "test"), np.float64)
     right = outputs.argmax(1) == labels
     assert (found.correct, found.misclassified) == (right.sum(), (~right).sum())
     view = memory._view
     layer = view.snapshot.layer("head")
-    sets = _random_sets(_samples(view, {"head": layer}, None, lambda: None), found.removed, 6)
+    known = _samples(view, {"head": layer}, None, lambda: None)
+    sets, numbers = _random_sets(known, found.removed, 6), known.numbers["head"]
     left_out = [members[sets.numbers["head"]] for members in sets.members]
+    assert found.unit == "samples"
+    for number, out in enumerate(left_out):
+        gone = np.unique(numbers[out])
+        assert abs(len(gone) - found.removed) <= max(2, 0.13 * known.count)
+        assert not np.isin(numbers[~out], gone).any()
+        apart = found.random_changes[:, number] - changes(memory, found, np.flatnonzero(out))
+        assert np.abs(apart).max() < 1e-4 * np.abs(outputs).max()
     filters = ["dataset <> 'part 1'", *({"not slot": np.flatnonzero(out)} for out in left_out)]
     for number, where in enumerate(filters):
         after = np.asarray(memory.output("head", "test", where), np.float64).argmax(1) == labels
@@ -205,25 +194,13 @@ def test_a_layer_of_one_output_has_itself_as_margin(tmp_path):
     assert np.allclose(found.change, ablated - full, atol=1e-5)
 
 
-def classified(path, width, classes, rows, **columns):
-    """A recorded training of one layer, whose inputs are its queries; returns them."""
-    torch.manual_seed(0)
-    net, inputs, labels = (
-        nn.Sequential(nn.Linear(width, classes)),
-        torch.randn(rows, width),
-        torch.arange(rows) % classes,
-    )
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dualform.Recorder(net, optimizer, path, quiet=True) as recorder:
-        for _ in range(10):
-            with recorder.step(label=labels, **columns):
-                learn(optimizer, nn.functional.cross_entropy(net(inputs), labels))
-        recorder.query_set("test", inputs)
-    return inputs
-
-
 def test_without_samples_rows_are_drawn(tmp_path):
-    classified(tmp_path / "run", 4, 3, 20)
+    torch.manual_seed(0)
+    net, inputs, labels = nn.Sequential(nn.Linear(4, 3)), torch.randn(20, 4), torch.arange(20) % 3
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder:
+        take_steps(recorder, optimizer, 10, lambda _: nn.functional.cross_entropy(net(inputs), labels), label=labels)
+        recorder.query_set("test", inputs)
     with dualform.open(tmp_path / "run") as memory:
         found = memory.placebo(queries="test", where="label <> 2")
         assert (found.unit, found.total, found.removed) == ("rows", 200, 60)

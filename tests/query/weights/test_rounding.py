@@ -28,7 +28,6 @@ from tests.cases import some
 from tests.coverage.rows import convolutions_are_one_product
 from tests.record.rank_threads import COUNT, Fleet
 from tests.rules.test_rounded_rules import PLAIN_LOOPS, sums_are_rounded_once
-from tests.trainings import record_steps
 
 STEPS, ROWS, LENGTH, TOKENS = 16, 8, 5, 11
 NEAR = 1e-5
@@ -260,12 +259,16 @@ HALVED = {
 }
 
 
-def train_halved(path, make, accumulated=1, clip=None, **options):
-    """Record a training in bfloat16; returns the state dicts before each step and at the end."""
+def halved_net():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 96), nn.Tanh(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 32)).bfloat16()
+    return nn.Sequential(nn.Linear(12, 96), nn.Tanh(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 32)).bfloat16()
+
+
+def train_halved(path, make, accumulated=1, clip=None, model=None, resume=False, **options):
+    """Record a training in bfloat16; returns the state dicts before each step and at the end."""
+    model = model or halved_net()
     optimizer, states = make(model.parameters(), **options), []
-    with dualform.Recorder(model, optimizer, path) as recorder:
+    with dualform.Recorder(model, optimizer, path, resume=resume) as recorder:
         for step in range(HALVED_STEPS):
             states.append(deepcopy(model.state_dict()))
             x = torch.randn(HALVED_ROWS, 12).bfloat16()
@@ -276,7 +279,7 @@ def train_halved(path, make, accumulated=1, clip=None, **options):
                         nn.utils.clip_grad_norm_(model.parameters(), clip)
                     optimizer.step()
                     optimizer.zero_grad()
-    return [*states, model.state_dict()]
+    return [*states, deepcopy(model.state_dict())]
 
 
 CLIPPED = {"accumulated": 3, "clip": 0.3}
@@ -375,51 +378,25 @@ def test_weights_that_were_moved_by_hand_do_not_stand_still(tmp_path):
     assert "less than rounding" not in reconstruction.reason
 
 
+def plain_sgd(parameters, **options):
+    return torch.optim.SGD(parameters, lr=0.05, **options)
+
+
 ROUNDED_ONCE = pytest.mark.skipif(not sums_are_rounded_once(), reason=PLAIN_LOOPS)
-FIRST_STEPS, MORE_STEPS, RUN_ROWS = 16, 6, 8
-RUN_NEAR = 2e-3
-"""Of the way. Unrounded, the first run's updates miss 0.2 of it."""
-
-
-def train_run(model, path, steps, options, **recorder):
-    """The state dict once the steps were taken."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **options)
-    dtype = next(model.parameters()).dtype
-    record_steps(
-        dualform.Recorder(model, optimizer, path, **recorder),
-        optimizer,
-        (torch.randn(RUN_ROWS, 16).to(dtype) for _ in range(steps)),
-        lambda x: cross_entropy(model(x).float(), x[:, :4].float().argmax(1)),
-        label=range(RUN_ROWS),
-    )
-    return deepcopy(model.state_dict())
-
-
-@pytest.fixture
-def first(tmp_path):
-    """A network in bfloat16, with its weights before and after a first run."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).bfloat16()
-    before = deepcopy(model.state_dict())
-    return model, before, train_run(model, tmp_path / "a", FIRST_STEPS, {})
-
-
-def misses(memory, at_step, before, live):
-    found = memory.weights(at_step=at_step, allow_inexact=True)
-    return {
-        name: float((found[name] - live[name].float()).norm() / (live[name].float() - before[name].float()).norm())
-        for name in live
-    }
 
 
 @ROUNDED_ONCE
-def test_a_training_that_is_resumed_unfollowed_leaves_the_run_before_as_it_was(tmp_path, first):
+def test_a_training_that_is_resumed_unfollowed_leaves_the_run_before_as_it_was(tmp_path):
     """`foreach` rounds elsewhere: the further run is off, and the first one's weights are what they were."""
-    model, before, live = first
-    train_run(model, tmp_path / "a", MORE_STEPS, {"foreach": True}, resume=True)
-    with dualform.open(tmp_path / "a") as memory:
-        assert memory.info().steps == FIRST_STEPS + MORE_STEPS
-        assert max(misses(memory, FIRST_STEPS, before, live).values()) <= RUN_NEAR
+    model = halved_net()
+    states = train_halved(tmp_path / "m", plain_sgd, model=model)
+    train_halved(tmp_path / "m", plain_sgd, model=model, resume=True, foreach=True)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 2 * HALVED_STEPS
+        found = memory.weights(at_step=HALVED_STEPS, allow_inexact=True)
+        for name, live in states[-1].items():
+            way = (live.float() - states[0][name].float()).norm()
+            assert (found[name] - live.float()).norm() <= HALVED_NEAR * way, name
         with pytest.raises(dualform.DualformError, match="this run used SGD of bfloat16 weights"):
             memory.coefficients("0", [0])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dualform
@@ -15,8 +14,7 @@ from dualform.query.weights import softmax
 from tests.query import arrays
 from tests.query.plain_case import BATCH, LR, STEPS, Case
 from tests.record.listed import skip_without_bfloat16
-
-TEMPERATURES = st.sampled_from([1e-300, 1e-3, 0.5, 1.0, 30.0, 1e6, 1e300])
+from tests.trainings import record_steps
 
 
 def weights_of(case: Case, query: np.ndarray, stays: np.ndarray, temperature: float) -> np.ndarray:
@@ -34,40 +32,17 @@ def expected(case: Case, stays: np.ndarray, at_step: int, temperature: float, in
     return sums + (case.queries.astype(float) @ case.weight.T + case.rebuilt(stays, at_step)[1] if initial else 0.0)
 
 
-@given(
-    seed=st.integers(0, 2**32),
-    label=st.none() | st.integers(0, 3),
-    at_step=st.none() | st.integers(0, STEPS),
-    repeats=st.booleans(),
-    temperature=TEMPERATURES,
-    initial=st.booleans(),
-    block=st.sampled_from([16, 4096]),
-)
-@settings(deadline=None, max_examples=20)
-def test_outputs_are_softmax_attention_over_the_slots_that_stay(
-    seed, label, at_step, repeats, temperature, initial, block
-):
-    case = Case(seed, repeats=repeats)
-    where = None if label is None else f"label <> {label}"
-    stays = np.ones(STEPS * BATCH, dtype=bool) if label is None else case.labels != label
-    stop = STEPS if at_step is None else at_step
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(softmax, "block_size", lambda width: block)
-        patch.setattr(softmax, "_BATCH", 3)
-        ask = lambda queries: case.engine.output(  # noqa: E731
-            "fc", queries, where, at_step, False, "softmax", temperature, initial
-        )
-        found = ask(case.queries)
-        alone = [ask(query) for query in case.queries]
+@pytest.mark.parametrize("block", [16, 4096])
+def test_the_bits_of_an_output_depend_on_no_other_query(monkeypatch, block):
+    monkeypatch.setattr(softmax, "block_size", lambda width: block)
+    monkeypatch.setattr(softmax, "_BATCH", 3)
+    case, how = Case(repeats=True), {"kernel": "softmax", "temperature": 0.5}
+    found = case.engine.output("fc", case.queries, **how)
+    alone = [case.engine.output("fc", query, **how) for query in case.queries]
     assert np.concatenate([one.values for one in alone]).tobytes() == found.values.tobytes()
     assert np.concatenate([one.effective_slots for one in alone]).tobytes() == found.effective_slots.tobytes()
-    wanted = expected(case, stays, stop, temperature, initial)
+    wanted = expected(case, np.ones(STEPS * BATCH, dtype=bool), STEPS, 0.5, True)
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
-    attending = stays & (case.steps < stop)
-    weights = [weights_of(case, query, attending, temperature) for query in case.queries]
-    wanted = [1 / np.square(one).sum() if one.size else 0.0 for one in weights]
-    np.testing.assert_allclose(found.effective_slots, wanted, rtol=1e-9)
-    assert (found.kernel, found.temperature, found.initial) == ("softmax", temperature, initial)
 
 
 def test_part_of_an_answer_has_its_own_effective_slots():
@@ -129,14 +104,12 @@ def test_what_moved_outside_the_record_stands_beside_the_softmax():
     assert alone.unrecorded_change == 0.0
 
 
-def trained_on(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs, steps: int = 3):
-    with dualform.Recorder(model, optimizer, path) as recorder:
-        for _ in range(steps):
-            with recorder.step():
-                optimizer.zero_grad()
-                found = model(inputs())
-                (found[0] if isinstance(found, tuple) else found).square().sum().backward()
-                optimizer.step()
+def trained_on(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs):
+    def loss(_):
+        found = model(inputs())
+        return (found[0] if isinstance(found, tuple) else found).square().sum()
+
+    record_steps(dualform.Recorder(model, optimizer, path), optimizer, 3, loss)
     return dualform.open(path)
 
 

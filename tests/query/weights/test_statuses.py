@@ -10,20 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-import dualform
 from dualform.answers import Status
 from dualform.errors import Inexact
 from dualform.query.weights.exactness import EXACT, BlockDistance, status
 from dualform.query.weights.reconstruction import _confirmed, rebuild, require
 from dualform.query.weights.trajectory import every_slot
 from dualform.query.where import mask
-from tests.query.networks import Tied
 from tests.query.trained import STEPS, WHEN, train
-from tests.record.listed import batches, small_net
-from tests.rules.own import Unruled
-from tests.trainings import learn
-
-LAYERS = ("0", "2", "4")
+from tests.record.listed import small_net
 
 
 def status_of(trained, layer="2", at_step=None):
@@ -34,16 +28,6 @@ def status_of(trained, layer="2", at_step=None):
 def required(trained, layer, at_step=None, allow_inexact=False):
     view = trained.engine._view
     return require(view, view.snapshot.layer(layer), at_step, allow_inexact, lambda: None)
-
-
-class Best:
-    """Early stopping: the weights of an earlier step are loaded again."""
-
-    def __call__(self, number, model, optimizer):
-        if number == WHEN // 2:
-            self.state = copy.deepcopy(model.state_dict())
-        if number == WHEN:
-            model.load_state_dict(self.state)
 
 
 class LoadState:
@@ -86,7 +70,6 @@ MOVED = f"weights were changed outside the optimizer's update, after that of ste
 AFTER = WHEN + 1
 MOMENTUM = f"the optimizer's momentum_buffer of 2.weight was replaced before step {AFTER} \\(from step {AFTER} on\\)."
 CASES = {
-    "rolled back to the best": (Best, WHEN, WHEN, MOVED),
     "state loaded": (LoadState, AFTER, AFTER, MOMENTUM),
     "optimizer replaced": (lambda: replace_optimizer, WHEN, AFTER, MOVED.replace(str(WHEN), str(AFTER))),
     "clamped through data": (lambda: clamp_data, WHEN, WHEN, MOVED),
@@ -113,15 +96,11 @@ def test_weights_moved_outside_the_record_are_off_since_that_step(tmp_path, what
         required(trained, "2", since + 1)
 
 
-def test_an_average_that_overwrites_the_weights_at_the_end(tmp_path):
-    class Average:
-        def __call__(self, number, model, optimizer):
-            new = copy.deepcopy(model.state_dict())
-            old = getattr(self, "state", new)
-            self.state = {name: 0.8 * old[name] + 0.2 * new[name] for name in new}
+def test_weights_that_are_overwritten_at_the_end(tmp_path):
+    def average(model):
+        model.load_state_dict({name: 0.8 * own for name, own in model.state_dict().items()})
 
-    average = Average()
-    trained = train(tmp_path / "m", between=average, at_end=lambda model: model.load_state_dict(average.state))
+    trained = train(tmp_path / "m", at_end=average)
     found = status_of(trained)
     assert (found.name, found.since) == ("approximate", STEPS - 1)
     assert found.error == pytest.approx(trained.measured("2"), rel=0.7)
@@ -227,25 +206,6 @@ def test_a_gradient_that_is_not_quite_explained_is_no_verdict(tmp_path):
     assert trained.measured("2") < EXACT
 
 
-def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder = dualform.Recorder(model, optimizer, tmp_path / "m")
-    statuses = []
-    with recorder:
-        for x, y in batches(3):
-            with recorder.step():
-                learn(optimizer, nn.functional.cross_entropy(model(x), y))
-            written = recorder._controller.session.writer
-            written.put_logs()
-            written.sink.flush()  # as a crash leaves it: nobody has looked at the last update
-            with dualform.open(tmp_path / "m") as engine:
-                statuses.append(status(engine._view, engine._view.snapshot.layer("2")))
-    assert [found.name for found in statuses] == ["approximate", "exact", "exact"]
-    assert statuses[0].reason == "the training was cut off before its weights were held against the record."
-    assert str(statuses[0]) == "approximate"
-
-
 def in_bfloat16(model, x):
     with torch.autocast("cpu", torch.bfloat16):
         return model(x).float()
@@ -266,68 +226,6 @@ def test_weights_of_a_float64_training_are_float64_and_say_what_the_record_holds
             moved = (expected[name] - trained.history[0][name]).norm()
             assert (weight - expected[name]).norm() <= room * moved, name
     assert all(torch.equal(own, trained.history[0][name]) for name, own in trained.engine.weights(at_step=0).items())
-
-
-@pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")
-def test_a_refused_network_names_the_layers_that_are_answered(tmp_path):
-    """No rule follows the optimizer of one of its layers."""
-    layers = {"reads": nn.Linear(3, 4), "between": nn.ReLU(), "head": nn.Linear(4, 2)}
-    model = nn.Sequential()
-    for name, layer in layers.items():
-        model.add_module(name, layer)
-    optimizers = [Unruled(model.reads.parameters(), lr=0.1), torch.optim.SGD(model.head.parameters(), lr=0.1)]
-    with dualform.Recorder(model, optimizers, tmp_path / "m") as recorder:
-        for _ in range(3):
-            with recorder.step():
-                model.zero_grad()
-                model(torch.randn(5, 3)).square().mean().backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-    with dualform.open(tmp_path / "m") as memory:
-        for allow_inexact in (False, True):
-            with pytest.raises(Inexact, match="Layer 'reads' cannot be reconstructed") as refused:
-                memory.weights(allow_inexact=allow_inexact)
-            assert refused.value.hint == "Ask for the output of single layers instead: head."
-        assert memory.output("head", np.ones((1, 4), np.float32)).status.exact
-
-
-def test_an_undisturbed_training_is_exact_as_of_every_step(tmp_path):
-    trained = train(tmp_path / "m", weight_decay=0.1, nesterov=True)
-    for layer in LAYERS:
-        assert {status_of(trained, layer, step).name for step in (None, *range(STEPS + 1))} == {"exact"}
-        assert status_of(trained, layer).error < 1e-5
-        assert trained.engine.verify()[layer].exact
-
-
-@pytest.mark.parametrize("zeroed", [True, False], ids=["no gradient", "a gradient of zeros"])
-def test_a_layer_frozen_late_is_exact(tmp_path, zeroed):
-    def freeze(number, model, optimizer):
-        if number == WHEN:
-            model[2].requires_grad_(False)
-            optimizer.zero_grad(set_to_none=not zeroed)
-
-    trained = train(tmp_path / "m", between=freeze)
-    measured = trained.measured("2")
-    assert measured < 1e-4
-    assert status_of(trained).name == "exact"
-    assert trained.engine.verify()["2"].exact
-
-
-def test_tied_weights_are_exact_under_both_names(tmp_path):
-    trained = train(tmp_path / "m", model=Tied())
-    view = trained.engine._view
-    for layer in ("first", "second"):
-        assert status_of(trained, layer).name == "exact"
-        assert trained.engine.verify()[layer].reconstruction_error < 1e-5
-    state = trained.engine.weights(where="sample < 160")
-    first, second = view.snapshot.keys("first"), view.snapshot.keys("second")
-    rule = view.coefficients(view.snapshot.layer("first"), "first.weight", None)
-    expected = rule.initial * trained.history[0]["first.weight"].double().numpy()
-    for name, keys in (("first", first), ("second", second)):
-        values = view.snapshot.values(name).block(0, 160).astype(float)
-        expected += (values * rule.per_step[np.arange(160) // 8, None]).T @ keys.entry_block(0, 160).astype(float)
-    np.testing.assert_allclose(state["first.weight"], expected, rtol=0, atol=1e-6)
-    assert state["second.weight"].equal(state["first.weight"])
 
 
 def test_an_estimate_below_a_bound_may_be_found_above_it(tmp_path):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dualform
 from dualform.errors import BadInput, NotFound
+from dualform.query import groups
 from dualform.query.engine import Engine
-from dualform.query.groups import group_entries
+from dualform.query.groups import codes_of_texts, group_entries, sample_numbers
 from dualform.query.score.backends import choose
+from dualform.query.view import never
 from dualform.query.where import mask
 from dualform.store.batch import Batch
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import pairwise
+from tests.query.shards import memories
 from tests.store.small_memory import LAYERS, TOKENS, batch, expected, open_writer, token_batch
 from tests.trainings import record_steps
 
@@ -216,3 +221,67 @@ def test_slots_of_a_layer_whose_parameter_is_of_two_spaces_are_not_named_by_numb
 def test_a_mask_over_tokens_speaks_of_one_space(translated):
     with pytest.raises(BadInput, match=r"'read' shares .* layer 'said', whose slots are of space 'target'"):
         translated.output("read", np.eye(9, dtype=np.float32), where="position > 1")
+
+
+def test_numbers_that_are_none_are_one_group():
+    column = np.array([np.nan, 1.0, np.nan, -1.0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "_BLOCK", 1)
+        codes, values = groups._codes(column, never)
+    assert codes.tolist() == [2, 1, 2, 0]
+    assert values[:2] == [-1.0, 1.0]
+    assert len(values) == 3
+
+
+TEXTS = st.lists(st.one_of(st.none(), st.sampled_from(["", "ü", "z", "Z", "\U0001f600", "\uffff", "é", "e\u0301"])))
+
+
+@settings(deadline=None)
+@given(chunks=st.lists(TEXTS, max_size=3))
+def test_texts_have_the_ranks_and_values_that_python_gives_them(chunks):
+    codes, values = codes_of_texts(pa.chunked_array(chunks, pa.string()), lambda: None)
+    every = [text for chunk in chunks for text in chunk]
+    known = [*sorted({text for text in every if text is not None}), *([None] if None in every else [])]
+    assert codes.dtype == np.int64
+    assert codes.tolist() == [known.index(text) for text in every]
+    assert values == known
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("distinct") / "written"
+    memories.write(path, memories.SIZES)
+    with dualform.open(path) as opened:
+        yield opened
+
+
+def test_rows_of_two_ranks_are_two_rows(written, monkeypatch):
+    view = written._view
+    space = view.snapshot.space("sample")
+    nulls = space.is_null
+    monkeypatch.setattr(space, "is_null", lambda name: name == "sample" or nulls(name))
+    view.cache.clear()
+    found = sample_numbers(view, view.snapshot.layer("plain"))
+    assert found.unit == "rows"
+    assert len(np.unique(found.numbers)) == sum(map(sum, memories.SIZES))
+    view.cache.clear()
+
+
+def test_slots_without_a_dataset_are_no_single_dataset(written):
+    k = sum(map(sum, memories.SIZES))
+    query = memories.queries("plain", 1)
+    hits, plain = written.topk("plain", query, k=k, distinct="dataset"), written.topk("plain", query, k=k)
+    datasets = written.slots(plain.ids)["dataset"]
+    expected, seen = [], set()
+    for slot, dataset in zip(plain.ids.tolist(), datasets, strict=True):
+        if dataset is None or dataset not in seen:
+            expected.append(slot)
+        seen.add(dataset)
+    assert hits.ids.tolist() == expected
+    assert hits.repeats.sum() == k
+
+
+def test_a_sample_without_a_dataset_is_one_sample(written):
+    k = sum(map(sum, memories.SIZES))
+    hits = written.topk("plain", memories.queries("plain", 1), k=k, distinct="sample")
+    assert len(hits.ids) == len(set(zip(*(hits.joined(written)[name] for name in ("dataset", "sample")), strict=True)))

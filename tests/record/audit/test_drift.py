@@ -12,8 +12,6 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import Inexact
 from dualform.record.audit import weights
-from dualform.record.audit.drift import NormNoise
-from dualform.rules import named
 from tests.cases import some
 from tests.record.listed import Opened, batches, small_net, snapshot
 from tests.rules.own import Unruled
@@ -66,8 +64,9 @@ def run(path, actions, model):
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS, seed=st.integers(0, 99))
-def test_accumulated_distances_are_those_of_the_whole_weights(tmp_path_factory, actions, seed):
-    sink, snapshots, _ = run(tmp_path_factory.mktemp("watch") / "m", actions, small_net(seed))
+def test_distances_are_those_of_the_whole_weights_and_of_what_was_done_by_hand(tmp_path_factory, actions, seed):
+    torch.manual_seed(seed)
+    sink, snapshots, nudges = run(tmp_path_factory.mktemp("watch") / "m", actions, small_net(seed))
     for name, rows in some(sink.watch.items()):
         assert [row.step for row in rows] == sorted(row.step for row in rows)
         last = rows[-1]
@@ -80,14 +79,6 @@ def test_accumulated_distances_are_those_of_the_whole_weights(tmp_path_factory, 
         else:
             assert last.way == pytest.approx(way, rel=0.7, abs=1e-12)
             assert last.accumulated == pytest.approx(error, rel=0.7, abs=1e-7)
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=ACTIONS, seed=st.integers(0, 99))
-def test_one_step_distances_are_what_was_done_by_hand(tmp_path_factory, actions, seed):
-    torch.manual_seed(seed)
-    sink, _, nudges = run(tmp_path_factory.mktemp("watch") / "m", actions, small_net(seed))
-    for name, rows in some(sink.watch.items()):
         moved = {row.step: row.one_step for row in rows if row.one_step > 8 * row.noise}
         by_hand = nudges if name == "2.weight" else {}
         assert set(moved) == set(by_hand)
@@ -138,26 +129,6 @@ def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch
             assert row.accumulated == pytest.approx(distance, rel=1e-14, abs=(step + 2) * off)
             expected = np.sqrt((step + 1) / 3) * 2.0**-24 * np.linalg.norm(seen @ along) / 8**0.5
             assert row.rounding == pytest.approx(expected, rel=0.1)
-
-
-SETTINGS_NOISE = {
-    "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.3, "nesterov": False, "maximize": False,
-}  # fmt: skip
-
-
-def carried(**settings):
-    noise = NormNoise(named("sgd"), 2)
-    for _ in range(3):
-        noise.gradient(np.zeros(4), np.array([1.0, 2.0]), np.array([1.0, -0.5]), np.array([0.5, 0.25]))
-        noise.carry(slice(0, 2), SETTINGS_NOISE | settings)
-    return noise.lengths()
-
-
-def test_an_error_is_carried_through_the_momentum_without_a_sign():
-    buffer = 1.0 + 0.9 + 0.9**2  # of three updates, of which each brings 1
-    np.testing.assert_allclose(carried(), [0.1 * buffer * 0.5, 0.1 * buffer * 0.25], rtol=1e-12)
-    np.testing.assert_array_equal(carried(maximize=True), carried())
-    np.testing.assert_array_equal(carried(weight_decay=0.0), carried())
 
 
 def test_an_update_that_no_slot_holds_is_a_defect_and_shows_after_its_step(tmp_path):

@@ -57,7 +57,7 @@ def afterwards(model, number):
             getattr(model, f"seen_{name}").add_(1) if name != "bool" else model.seen_bool.logical_not_()
 
 
-def record(path, make=None, steps=STEPS, leave=None, **options):
+def record(path, make=None, steps=STEPS, leave=None, write=afterwards, **options):
     """The model, and its state as each step begins and at the end."""
     model = Normed()
     optimizer = (make or (lambda own: torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)))(model)
@@ -67,7 +67,7 @@ def record(path, make=None, steps=STEPS, leave=None, **options):
             history.append(copy.deepcopy(model.state_dict()))
             with recorder.step(label=batch(number)[1], sample=torch.arange(6)):
                 update(model, optimizer, number)
-            afterwards(model, number)
+            write(model, number)
             if leave is not None:
                 leave(recorder, number)
         history.append(copy.deepcopy(model.state_dict()))
@@ -201,26 +201,13 @@ def test_what_is_replaced_or_gone_ends_no_training(tmp_path):
         if number == 7:
             model.average = torch.full((4, 3), 3.0)
 
-    history = record_loosely(tmp_path / "m", leave)
+    _, history = record(tmp_path / "m", leave=leave, write=lambda *_: None)
     with dualform.open(tmp_path / "m") as memory:
         assert torch.equal(memory.weights(at_step=4)["norm.weight"], history[4]["norm.weight"])
         for at_step in (6, 7):
             with pytest.raises(Inexact, match=f"at step {at_step}"):
                 memory.weights(at_step=at_step)
         assert float(memory.weights(at_step=8)["average"].mean()) == 3.0
-
-
-def record_loosely(path, leave):
-    """As `record`, without what writes to the buffers."""
-    model = Normed()
-    optimizer, history = torch.optim.SGD(model.parameters(), lr=0.1), []
-    with dualform.Recorder(model, optimizer, path) as recorder:
-        for number in range(STEPS):
-            history.append(copy.deepcopy(model.state_dict()))
-            with recorder.step():
-                update(model, optimizer, number)
-            leave(recorder, number)
-    return history
 
 
 def test_a_resumed_training_has_those_of_each_run(tmp_path):

@@ -356,40 +356,26 @@ def test_a_transform_never_ends_the_training(tmp_path, gradients, transformed):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.func:RuntimeWarning")
-def test_a_transform_that_trains_nothing_leaves_the_record_exact(tmp_path):
-    model, data = small_net(), batches(4)
+@pytest.mark.parametrize(("trains", "status"), [(False, "exact"), (True, "approximate")], ids=["thrown away", "added"])
+def test_a_transform_beside_backward_is_named_if_it_trains(tmp_path, trains, status):
+    """From the first step on, too: a part of its gradient comes from backward."""
+    model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = Recorder(model, optimizer, tmp_path / "m")
     with recorder:
-        for x, y in data:
-            with recorder.step(label=y):
-                by_vmap(model, dict(model.named_parameters()), x, y)
-                learn(optimizer, cross_entropy(model(x), y))
-    memory = dualform.open(tmp_path / "m")
-    assert memory.info().slots == {"sample": 32}
-    assert {layer.status.name for layer in memory.info().layers} == {"exact"}
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.func:RuntimeWarning")
-def test_a_gradient_that_is_partly_of_a_transform_is_named(tmp_path):
-    """The first step, too: a part of its gradient comes from backward."""
-    model, data = small_net(), batches(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder = Recorder(model, optimizer, tmp_path / "m")
-    with recorder:
-        for x, y in data:
+        for x, y in batches(4):
             with recorder.step(label=y):
                 optimizer.zero_grad()
                 cross_entropy(model(x), y).backward()
-                found = by_grad(model, dict(model.named_parameters()), x * 2, y)
+                found = by_vmap(model, dict(model.named_parameters()), x * 2, y)
                 for name, parameter in model.named_parameters():
-                    parameter.grad += found[name]
+                    parameter.grad += trains * found[name]
                 optimizer.step()
-    statuses = [layer.status for layer in dualform.open(tmp_path / "m").info().layers]
-    assert {status.name for status in statuses} == {"approximate"}
-    assert {status.reason for status in statuses} == {
-        "it was called under a torch.func transform at step 0 (from step 0 on)."
-    }
+    memory = dualform.open(tmp_path / "m")
+    assert memory.info().slots == {"sample": 32}
+    assert {layer.status.name for layer in memory.info().layers} == {status}
+    reason = "it was called under a torch.func transform at step 0 (from step 0 on)." if trains else ""
+    assert {layer.status.reason for layer in memory.info().layers} == {reason}
 
 
 @pytest.mark.parametrize("recurrent", [False, True], ids=["linear", "gru"])

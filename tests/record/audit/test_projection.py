@@ -45,18 +45,6 @@ def test_sums_of_outer_products(matrices):
             assert_outer(keys, errors)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(0, 5), (1, 1), (3, 8), (130, 33)])
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
-def test_the_compiled_loops_take_matrices_of_any_shape(rows, columns, compiled, monkeypatch):
-    rng = np.random.default_rng(rows)
-    matrix = rng.normal(size=(rows, columns)).astype(np.float32)
-    if not compiled:
-        monkeypatch.setattr(kernels, "library", lambda: None)
-    tensor, along = torch.from_numpy(matrix), drawn(columns)
-    np.testing.assert_allclose(along.project(tensor), matrix.astype(float) @ along.matrix, rtol=1e-12, atol=1e-12)
-    assert_outer(tensor, torch.from_numpy(rng.normal(size=(rows, columns + 1)).astype(np.float32)))
-
-
 def test_some_columns_of_a_wider_matrix_are_projected(matrices):
     for matrix in some(matrices):
         along = drawn(11)

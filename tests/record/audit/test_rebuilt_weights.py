@@ -6,7 +6,6 @@ from itertools import cycle
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
@@ -77,72 +76,6 @@ def test_updates_of_several_steps_inside_and_outside_the_step(tmp_path, every, o
     assert_rebuilt(sink, snapshots)
     assert [log.updated for log in sink.logs.values()] == [(n + 1) % every == 0 for n in range(8)]
     assert [log.first_step for log in sink.logs.values() if log.updated] == list(range(0, 8 - every + 1, every))
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["unscaled before", "unscaled by the optimizer"])
-def test_the_factor_undoes_the_scale(tmp_path, fused):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    snapshots = [snapshot(model)]
-    with opened.recorder:
-        for x, y in batches(7):
-            with opened.recorder.step():
-                optimizer.zero_grad()
-                scaler.scale(cross_entropy(model(x), y)).backward()
-                scaler.step(optimizer)
-                scaler.update()
-            snapshots.append(snapshot(model))
-    assert opened.sink.defects == []
-    factors = [log.factors[0].factor for log in opened.sink.logs.values()]
-    assert factors == pytest.approx([1 / 1024] * 3 + [1 / 2048] * 3 + [1 / 4096], rel=1e-5)
-    assert_rebuilt(opened.sink, snapshots)
-
-
-def test_a_scaler_that_skips_an_update_under_autocast(tmp_path):
-    """An overflow in the sum that a weight's gradient is: no slot holds infinity, and the scaler skips the update."""
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    with opened.recorder:
-        for number, (x, y) in enumerate(batches(8)):
-            with opened.recorder.step():
-                optimizer.zero_grad()
-                with torch.autocast("cpu", torch.float16):
-                    loss = cross_entropy(model(x).float(), y)
-                scaler.scale(loss).backward()
-                if number == 3:
-                    model[2].weight.grad[0, 0] = float("inf")
-                scaler.step(optimizer)
-                scaler.update()
-    sink = opened.sink
-    assert {n: log.first_step for n, log in sink.logs.items() if log.updated} == {n: n for n in range(8) if n != 3}
-    factors = [log.factors[0].factor for log in sink.logs.values() if log.updated]
-    assert factors == pytest.approx([1 / 64] * 3 + [1 / 32] * 4, rel=1e-2)
-    assert max(rows[-1].accumulated / rows[-1].way for rows in sink.watch.values()) < 5e-3
-
-
-def test_a_gradient_that_is_rounding_has_the_factor_of_its_layer(tmp_path):
-    """The bias before a BatchNorm: what the batch's mean takes away cancels in its gradient."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    with opened.recorder:
-        for step, (x, y) in enumerate(batches(12)):
-            with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                for parameter in model.parameters():
-                    parameter.grad *= 0.5 if step % 2 else 1.0
-                optimizer.step()
-    assert opened.sink.defects == []
-    for step, log in opened.sink.logs.items():
-        found = {factor.parameter: factor.factor for factor in log.factors}
-        assert sorted(found) == ["0.bias", "0.weight", "3.bias", "3.weight"]
-        assert list(found.values()) == pytest.approx([0.5 if step % 2 else 1.0] * 4, rel=1e-4)
 
 
 def by_one_factor(model, scale):

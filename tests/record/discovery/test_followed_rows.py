@@ -380,7 +380,7 @@ def wide(x):
     return ORDER.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
 
 
-def experts(x):
+def experts_added(x):
     found, chosen = torch.zeros_like(x), x[:, 0, 2] > 0
     for rows in (chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]):
         found.index_add_(0, rows, x[rows])
@@ -418,7 +418,7 @@ KNOWN = {
     "index_put": lambda x: torch.zeros_like(x).index_put((ORDER,), x),
     "scatter_": filled(lambda rows, x: rows.scatter_(0, wide(x), x)),
     "scatter_add": lambda x: torch.zeros_like(x).scatter_add(0, wide(x), x),
-    "experts add": experts,
+    "experts add": experts_added,
     "data": filled(data),
     "out": filled(lambda rows, x: torch.mul(x[ORDER], 1, out=rows)),
     "deepcopy": lambda x: copy.deepcopy(x.flip(0)),
@@ -510,14 +510,6 @@ class Ordinary(nn.Module):
         torch.manual_seed(0)
         self.kind, self.first, self.second, self.head = kind, nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3)
         self.time_first = nn.GRU(D, D)
-        self.conv = nn.Conv1d(D, D, 3, padding=1)
-        self.queries = nn.Parameter(torch.randn(2, D))
-
-    def cells(self, tokens):
-        state = torch.zeros(B, D)
-        for token in tokens:
-            state = torch.tanh(self.first(token) + self.second(state))
-        return state
 
     def forward(self, x):
         return self.head(getattr(self, self.kind)(x))
@@ -529,27 +521,14 @@ class Ordinary(nn.Module):
     def packed_last(self, x):
         return nn.LSTM(D, D, batch_first=True)(packed(self.first(x)))[1][0][-1]
 
-    def batch_first_cells(self, x):
-        return self.cells(x.unbind(1))
-
-    def time_first_cells(self, x):
-        return self.cells(x.transpose(0, 1))
-
     def last_states(self, x):
         return self.second(self.time_first(self.first(x).transpose(0, 1))[1].transpose(0, 1).flatten(1))
-
-    def attended(self, x):
-        q = self.second(self.queries.expand(B, -1, -1))
-        return ((q @ self.first(x).mT).softmax(-1) @ x).mean(1)
 
     def attended_by_hand(self, x):
         h = self.first(x).transpose(0, 1)
         q = self.second(h).contiguous().view(L, B * 1, D).transpose(0, 1)
         mixed = torch.bmm(torch.bmm(q, q.mT).softmax(-1), q)
         return self.second(mixed.transpose(0, 1).contiguous().view(L, B, D) + h)[0]
-
-    def convolved(self, x):
-        return self.second(self.conv(self.first(x).mT).mT.flatten(1).view(B, L, D)).mean(1)
 
     def pair(self, x):
         return self.second(self.first(torch.cat([x[:, 0], x[:, 1]])))
@@ -561,13 +540,13 @@ class Ordinary(nn.Module):
 
 
 ORDINARY = [name for name, own in vars(Ordinary).items() if callable(own) and not name.startswith("_")]
-ORDINARY = [name for name in ORDINARY if name not in ("forward", "cells")]
+ORDINARY = [name for name in ORDINARY if name != "forward"]
 
 
 @pytest.mark.parametrize("kind", ORDINARY)
 def test_ordinary_networks_have_the_batchs_rows_in_their_order(tmp_path, kind):
     model = Ordinary(kind)
-    opened = opened_on(model, tmp_path / "m", spaces={"second": "latent"} if kind == "attended" else {})
+    opened = opened_on(model, tmp_path / "m")
     with opened.recorder:
         for step in range(2):
             label = torch.arange(B) if kind != "pair" else torch.arange(2 * B)

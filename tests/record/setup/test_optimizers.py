@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -74,15 +75,16 @@ def closed():
         memory.close()
 
 
-def together(model, optimizers, recorder, told, steps=6):
-    for number in range(steps):
+def together(model, optimizers, recorder, told, twice=None):
+    """All of them at each step; `twice`: the step at which the second one updates once more."""
+    for number in range(6):
         x, y = batch(number)
         with recorder.step(label=y):
             for optimizer in optimizers:
                 optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            for optimizer in optimizers:
+            for optimizer in [*optimizers, *(optimizers[1:] if number == twice else ())]:
                 optimizer.step()
         told()
 
@@ -102,37 +104,6 @@ def test_every_step_is_rebuilt_by_the_rule_of_each_parameter(both):
     for step in (2, len(history) - 1):
         for name, own in memory.weights(at_step=step).items():
             assert torch.allclose(own, history[step][name], atol=1e-6), (step, name)
-
-
-def test_a_mask_goes_through_each_rule(both):
-    """SGD's part against a rerun in NumPy; AdamW's shares add up to the whole."""
-    _, memory, history = both
-    masked = memory.weights(where="label <> 1")
-    rest = memory.weights(where="label = 1")
-    for name, whole in memory.weights().items():
-        shares = masked[name].double() + rest[name].double() - whole.double()
-        none = memory.weights(where="label <> 1", at_step=0)[name] if name != "2.bias" else history[0][name]
-        if name in ("2.bias", "4.weight", "4.bias"):
-            decay = (1 - 0.01 * 0.01) ** (len(history) - 1)  # the decoupled one shrinks W_0, which no slot brought
-            assert torch.allclose(shares, decay * none.double(), atol=1e-5), name
-    layer = memory._view.snapshot.layer("0")
-    keys, values = (np.asarray(part) for part in _rows(memory, layer))
-    kept = memory.slots(np.arange(len(values)))["label"] != 1
-    weight, momentum = history[0]["0.weight"].double().numpy(), 0.0
-    factors = memory.sql("SELECT step, factor FROM factors WHERE parameter = '0.weight' ORDER BY step").records()
-    for row in factors:
-        own = slice(ROWS * row["step"], ROWS * (row["step"] + 1))
-        gradient = row["factor"] * (values[own] * kept[own, None]).T @ keys[own] + 0.01 * weight
-        momentum = 0.9 * momentum + gradient
-        weight = weight - 0.05 * momentum
-    assert np.allclose(masked["0.weight"].numpy(), weight, atol=1e-6)
-
-
-def _rows(memory, layer):
-    snapshot = memory._view.snapshot
-    keys, values = snapshot.keys(layer.name), snapshot.values(layer.name)
-    count = values.rows
-    return keys.entry_block(0, count).astype(np.float64), values.block(0, count).astype(np.float64)
 
 
 def test_what_cannot_be_told_of_a_layer_is_refused_for_its_own_optimizer(both):
@@ -164,18 +135,6 @@ def test_the_tables_name_groups_and_steps_by_optimizer(both):
     assert memory.info().optimizer == "SGD and AdamW"
 
 
-def test_a_memory_of_one_optimizer_says_what_it_said_before(tmp_path):
-    def train(model, optimizers, recorder, told):
-        together(model, optimizers, recorder, told, steps=2)
-
-    memory, _ = recorded(tmp_path / "m", train, make=lambda model: [torch.optim.SGD(model.parameters(), lr=0.1)])
-    said = json.loads((tmp_path / "m" / "memory.json").read_text())
-    assert "optimizers" not in said
-    assert said["optimizer"] == {"name": "SGD", "rule": "sgd", "reason": ""}
-    assert "factors" not in said["columns"]
-    assert memory.verify()["0"].exact
-
-
 def test_one_without_a_rule_leaves_the_others_their_weights(tmp_path):
     class Unknown(torch.optim.SGD):
         pass
@@ -203,22 +162,38 @@ def test_one_without_a_rule_leaves_the_others_their_weights(tmp_path):
     assert memory.topk("4", np.ones((1, 6), np.float32), k=2).ids.tolist()
     with pytest.raises(Inexact, match="Layer '4' cannot be reconstructed"):
         memory.output("4", np.ones((1, 6), np.float32))
+    for allow_inexact in (False, True):
+        with pytest.raises(Inexact, match="Layer '4' cannot be reconstructed") as refused:
+            memory.weights(allow_inexact=allow_inexact)
+        assert refused.value.hint == "Ask for the output of single layers instead: 0, 2."
 
 
-def test_what_cannot_be_a_set_of_optimizers_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("optimizers", "error", "said"),
+    [
+        (
+            lambda model: [torch.optim.SGD(model.parameters()), torch.optim.Adam(model[4].parameters())],
+            RecordingError,
+            r"'4.weight' is updated by optimizer 0 \(SGD\) and by optimizer 1 \(Adam\)",
+        ),
+        (lambda model: [], BadInput, "optimizer must not be an empty list"),
+        (
+            lambda model: [torch.optim.SGD(model.parameters())] * 2,
+            BadInput,
+            "optimizer names the same optimizer twice",
+        ),
+        (
+            lambda model: [torch.optim.SGD(model.parameters()), 3],
+            BadInput,
+            "optimizer must be a torch optimizer, not int",
+        ),
+    ],
+    ids=["shared", "none", "twice", "a number"],
+)
+def test_what_cannot_be_a_set_of_optimizers_is_refused(tmp_path, optimizers, error, said):
     model = network()
-    one = torch.optim.SGD(model.parameters(), lr=0.1)
-    other = torch.optim.Adam(model[4].parameters())
-    with pytest.raises(
-        RecordingError, match=r"'4.weight' is updated by optimizer 0 \(SGD\) and by optimizer 1 \(Adam\)"
-    ):
-        Recorder(model, [one, other], tmp_path / "m")
-    with pytest.raises(BadInput, match="optimizer must not be an empty list"):
-        Recorder(model, [], tmp_path / "m")
-    with pytest.raises(BadInput, match="optimizer names the same optimizer twice"):
-        Recorder(model, [one, one], tmp_path / "m")
-    with pytest.raises(BadInput, match="optimizer must be a torch optimizer, not int"):
-        Recorder(model, [one, 3], tmp_path / "m")
+    with pytest.raises(error, match=said):
+        Recorder(model, optimizers(model), tmp_path / "m")
 
 
 def stepped_in_backward(model, make):
@@ -291,20 +266,7 @@ def test_what_waits_for_an_optimizer_that_does_not_update_is_bounded(tmp_path, m
 
 
 def test_an_optimizer_that_updates_twice_is_named(tmp_path):
-    def train(model, optimizers, recorder, told):
-        for number in range(4):
-            x, y = batch(number)
-            with recorder.step(label=y):
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-                if number == 2:
-                    optimizers[1].step()
-            told()
-
-    memory, _ = recorded(tmp_path / "m", train)
+    memory, _ = recorded(tmp_path / "m", partial(together, twice=2))
     found = memory.verify()
     assert found["0"].exact
     assert "optimizer 1 (AdamW) stepped twice inside step 2" in found["4"].reason

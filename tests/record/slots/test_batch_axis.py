@@ -32,24 +32,6 @@ class Encoder(nn.Module):
         return self.head(self.body(x))
 
 
-def keys_by_hooks(model, x):
-    """Layer -> its inputs, as they lie in the training."""
-    seen = {}
-
-    def hook(name):
-        def keep(module, args, output):
-            seen[name] = args[0].detach().clone()
-
-        return keep
-
-    linear = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-    handles = [module.register_forward_hook(hook(name)) for name, module in linear.items()]
-    model(x)
-    for handle in handles:
-        handle.remove()
-    return seen
-
-
 def test_a_square_batch_behind_a_time_first_layer_is_refused_until_it_is_said(tmp_path):
     model, x = Encoder(False), torch.randn(5, 5, 4)
     refused = opened_on(model, tmp_path / "refused")
@@ -65,9 +47,7 @@ def test_a_square_batch_behind_a_time_first_layer_is_refused_until_it_is_said(tm
         one_step(opened, model, x, batch_dim=1, label=np.arange(5))
         one_step(opened, model, x, label=np.arange(5))
     assert opened.sink.column("label", "token") == [row for row in range(5) for _ in range(5)] * 2
-    np.testing.assert_array_equal(
-        opened.sink.keys("head")[:25], keys_by_hooks(model, x)["head"].transpose(0, 1).reshape(25, 4).numpy()
-    )
+    np.testing.assert_array_equal(opened.sink.keys("head")[:25], model.body(x).detach().transpose(0, 1).reshape(25, 4))
 
 
 class Plain(nn.Linear):
@@ -209,16 +189,28 @@ def test_a_late_layer_with_the_batch_first_is_recorded_where_that_is_said(tmp_pa
     assert str(caught.value) == "batch_dim of layer 'h' changed from 0 to 1. Pass the same batch_dim in every step."
 
 
-def test_a_batch_that_lies_the_other_way_names_both_remedies(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "head", "said", "message"),
+    [
+        (
+            RecordingError, OBLONG, {},
+            "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. Give layers that see another "
+            "batch their own space, as spaces={'h': 'token_2'}, pass batch_dim={'h': 0} to recorder.step, or leave "
+            "them out with layers=.",
+        ),
+        (
+            BadInput, None, {"batch_dim": {"head": 0}},
+            "batch_dim names 'head', which is neither a space nor a layer. Spaces: 'sample', 'token'.",
+        ),
+    ],
+    ids=["a batch that lies the other way", "a layer that there is not"],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_the_first_step(tmp_path, error, head, said, message):
     model = TimeFirst()
     opened = opened_on(model, tmp_path / "m")
-    with opened.recorder, pytest.raises(RecordingError) as caught:
-        step_of(opened, model, OBLONG, OBLONG)
-    assert str(caught.value) == (
-        "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. Give layers that see another "
-        "batch their own space, as spaces={'h': 'token_2'}, pass batch_dim={'h': 0} to recorder.step, or leave "
-        "them out with layers=."
-    )
+    with opened.recorder, pytest.raises(error) as caught:
+        step_of(opened, model, OBLONG, head, **said)
+    assert str(caught.value) == message
 
 
 def test_a_batch_of_one_proves_nothing(tmp_path):
@@ -275,16 +267,6 @@ def test_the_order_of_a_flattened_head_beside_time_first_layers_is_said(tmp_path
         step_of(opened, model, OBLONG, flat)
     np.testing.assert_array_equal(opened.sink.keys("h"), np.tile(OBLONG.reshape(-1, 3), (2, 1)))
     assert opened.sink.column("word", "token") == [*range(20)] * 2
-
-
-def test_what_batch_dim_names_must_be_there(tmp_path):
-    model = TimeFirst()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder, pytest.raises(BadInput) as caught:
-        step_of(opened, model, OBLONG, batch_dim={"head": 0})
-    assert str(caught.value) == (
-        "batch_dim names 'head', which is neither a space nor a layer. Spaces: 'sample', 'token'."
-    )
 
 
 def test_rows_said_later_on_a_square_batch_are_not_recorded_and_the_training_goes_on(tmp_path):

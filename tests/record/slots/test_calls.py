@@ -217,14 +217,7 @@ def test_a_layer_of_a_later_step_does_not_oust_those_that_had_slots(tmp_path):
     assert [len(of) for of in told] == [0, 1]
 
 
-class Routed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.e = nn.Linear(3, 3), nn.Linear(3, 3)
-
-
-X = torch.randn(4, 3)
+X = torch.randn(4, 4)
 
 
 def routed_on(model, path):
@@ -243,7 +236,7 @@ def one_step(opened, model, rows, sayings, **said):
 
 
 def test_each_call_has_the_rows_said_before_it(tmp_path):
-    model, rows = Routed(), [[0, 2], [], [1, 3], [3]]
+    model, rows = Pair(), [[0, 2], [], [1, 3], [3]]
     opened = routed_on(model, tmp_path / "m")
     sayings = [
         {"row": np.array(chosen, int), "position": np.array(chosen, int) * 2, "gate": len(chosen)} for chosen in rows
@@ -260,7 +253,7 @@ def test_each_call_has_the_rows_said_before_it(tmp_path):
 
 
 def test_one_saying_for_two_calls_of_one_size_is_refused_at_the_first_step(tmp_path):
-    model = Routed()
+    model = Pair()
     opened = routed_on(model, tmp_path / "m")
     with opened.recorder, pytest.raises(BadInput) as caught:
         one_step(opened, model, [[0, 2], [1, 3]], [{"row": [0, 2]}, None])
@@ -272,7 +265,7 @@ def test_one_saying_for_two_calls_of_one_size_is_refused_at_the_first_step(tmp_p
 
 
 def test_later_the_rows_of_ambiguous_calls_are_unknown_and_the_training_goes_on(tmp_path):
-    model = Routed()
+    model = Pair()
     opened = routed_on(model, tmp_path / "m")
     with opened.recorder:
         one_step(opened, model, [[0, 2]], [{"row": [0, 2]}])
@@ -292,7 +285,7 @@ def test_later_the_rows_of_ambiguous_calls_are_unknown_and_the_training_goes_on(
 
 
 def test_one_value_holds_for_all_calls_and_a_repeated_saying_for_one(tmp_path):
-    model = Routed()
+    model = Pair()
     opened = routed_on(model, tmp_path / "m")
     with opened.recorder:
         one_step(opened, model, [[0], [1, 3]], [{"expert": 7}, None])

@@ -61,9 +61,35 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "to_a_space"), [*zip(REFUSED, cycle([False, True]), strict=False)])
+OF_A_STEP = {
+    "a built-in column": ({"row": 1}, "Column 'row' is filled by the recorder. Choose another name."),
+    "labels that are no integers": (
+        {"label": [0.5] * 3},
+        "label must be whole numbers, not float64. Record other values under another name, for example "
+        "step(my_label=…).",
+    ),
+    "a dataset that is no text": (
+        {"dataset": 3},
+        'dataset must be text, not int64. For example step(dataset="mnist").',
+    ),
+    "objects": ({"thing": [{}] * 3}, "thing cannot hold dict. A column holds integers, floats, booleans or texts."),
+    "a ragged column": (
+        {"thing": [[1], [1, 2]]},
+        "thing must have rows of one length. Pass an array or a tensor, padded if necessary.",
+    ),
+    "a mask of numbers": (
+        {"mask": [1] * 3},
+        "mask must be bool, not int64. Pass True for real tokens: mask=mask.bool().",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "to_a_space"),
+    [*zip(REFUSED, cycle([False, True]), strict=False), *((name, False) for name in OF_A_STEP)],
+)
 def test_what_no_column_holds_is_refused_as_it_is_said(tmp_path, name, to_a_space):
-    model, ran, (said, message) = nn.Linear(4, 2), [], REFUSED[name]
+    model, ran, (said, message) = nn.Linear(4, 2), [], (REFUSED | OF_A_STEP)[name]
     recorder = recorder_of(model, tmp_path / "m")
     with (
         recorder,

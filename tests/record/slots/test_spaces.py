@@ -56,23 +56,24 @@ def test_an_encoder_and_a_decoder_have_spaces_of_their_own(tmp_path):
     assert (sink.keys("decoder.0") == TARGET[torch.from_numpy(mask)].numpy()).all()
 
 
-def test_single_tokens_need_a_space_where_two_have_them(tmp_path):
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            {"word": np.zeros((2, 5), int)},
+            "word has a value for each token, but several spaces have tokens: 'target' and 'token'. Choose one: "
+            "step(at={'target': {'word': …}}).",
+        ),
+        ({"at": {"tokens": {"word": 1}}}, "There is no space 'tokens'. Spaces: 'sample', 'target', 'token'."),
+    ],
+    ids=["single tokens", "no space"],
+)
+def test_what_is_of_no_single_space_is_refused(tmp_path, said, message):
     model = Translator()
     opened = opened_on(model, tmp_path / "m", spaces={"decoder.*": "target"})
-    with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(word=np.zeros((2, 5), int)):
+    with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(**said):
         model(SOURCE, TARGET).sum().backward()
-    assert str(caught.value) == (
-        "word has a value for each token, but several spaces have tokens: 'target' and "
-        "'token'. Choose one: step(at={'target': {'word': …}})."
-    )
-
-
-def test_a_name_in_at_that_no_space_has(tmp_path):
-    model = Translator()
-    opened = opened_on(model, tmp_path / "m", spaces={"decoder.*": "target"})
-    with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(at={"tokens": {"word": 1}}):
-        model(SOURCE, TARGET).sum().backward()
-    assert str(caught.value) == "There is no space 'tokens'. Spaces: 'sample', 'target', 'token'."
+    assert str(caught.value) == message
 
 
 def test_after_the_update_nothing_more_is_said(tmp_path):

@@ -23,14 +23,14 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
 
 
-def train(model, path, taps=(), steps=STEPS, shape=(B, L, D), momentum_before=0, make=sgd, **options):
+def train(model, path, taps=(), steps=STEPS, momentum_before=0, make=sgd, **options):
     """Under momentum and weight decay; `momentum_before`: updates before the recording begins."""
     generator = torch.Generator().manual_seed(1)
     optimizer = make(model)
 
     def update():
         y = torch.randint(0, CLASSES, (B,), generator=generator)
-        learn(optimizer, cross_entropy(model(torch.randn(shape, generator=generator)), y))
+        learn(optimizer, cross_entropy(model(torch.randn(B, L, D, generator=generator)), y))
 
     for _ in range(momentum_before):
         update()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch import nn
 
 import dualform
 from tests.cases import some
+from tests.query.test_backends import SETTINGS
 from tests.record.listed import Opened
 from tests.trainings import learn
 
@@ -241,27 +242,20 @@ def test_whatever_ends_a_forward_pass_no_mode_remains(tmp_path):
     assert torch._C._len_torch_function_stack() == 0
 
 
-@pytest.mark.filterwarnings("ignore:Nothing was recorded:RuntimeWarning")
-def test_an_evaluation_between_steps_is_left_to_the_fused_path(tmp_path):
+def test_passes_without_gradients_are_left_to_the_fused_path_and_told_of_in_a_step(tmp_path):
     model = Net().eval()
     x = torch.randn(B, L, E)
     with torch.no_grad():
         alone = model(x, None)
-    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    with recorder, torch.no_grad(), torch.profiler.profile() as profile:
-        assert torch.equal(model(x, None), alone)
-    assert "aten::_native_multi_head_attention" in [event.name for event in profile.events()]
-
-
-def test_in_a_step_a_pass_without_gradients_is_left_to_the_fused_path_and_told_of(tmp_path):
-    model = Net().eval()
-    x = torch.randn(B, L, E)
     made = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    with made, torch.profiler.profile() as profile, made.step():
+    with made, torch.profiler.profile() as profile:
         with torch.no_grad():
-            model(x, None)
-        model.inner(x).square().sum().backward()
-    assert "aten::_native_multi_head_attention" in [event.name for event in profile.events()]
+            assert torch.equal(model(x, None), alone)
+        with made.step():
+            with torch.no_grad():
+                assert torch.equal(model(x, None), alone)
+            model.inner(x).square().sum().backward()
+    assert [event.name for event in profile.events()].count("aten::_native_multi_head_attention") == 2
     assert made.skipped["attn.q"] == "it ran under torch.no_grad or in an autograd.Function in every recorded step"
 
 
@@ -278,30 +272,12 @@ def test_a_module_that_turns_to_other_tokens_is_told_of(tmp_path):
     assert [len(opened.sink.parts(name)) for name in ("q", "k")] == [2, 1]
 
 
-@contextmanager
-def set_in_torch(setter, value, usual):
-    setter(value)
-    try:
-        yield
-    finally:
-        setter(usual)
-
-
-SETTINGS = {
-    "none": nullcontext,
-    "default float64": lambda: set_in_torch(torch.set_default_dtype, torch.float64, torch.float32),
-    "default device": lambda: torch.device("meta"),
-    "deterministic": lambda: set_in_torch(torch.use_deterministic_algorithms, True, False),
-    "anomalies": torch.autograd.detect_anomaly,
-}
-
-
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_what_is_set_in_torch_around_a_training_changes_nothing_of_its_record(tmp_path):
     model, kept = Net(), {}
     batches = list(data(model))
-    for name, setting in SETTINGS.items():
-        with setting():
+    for name in ("none", "default float64", "default device", "deterministic", "anomalies"):
+        with SETTINGS[name]():
             run(copy.deepcopy(model), batches, lambda *both, name=name: dualform.Recorder(*both, tmp_path / name))
         with dualform.open(tmp_path / name) as memory:
             layers = [layer.name for layer in memory.info().layers]

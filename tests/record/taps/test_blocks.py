@@ -62,31 +62,14 @@ def test_tied_weights_of_which_one_is_transposed(tmp_path):
         np.testing.assert_allclose(left - unrecorded_change, terms, atol=1e-6)
 
 
-# A convolution of kernel size 1 is a product of each pixel.
-
-
-class Pointwise(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.head = nn.Conv2d(4, 6, 1), nn.Linear(6, CLASSES)
-        blocks = {Parameter("conv.weight", 0, 4): self.conv.weight, Parameter("conv.bias", 4, 5): self.conv.bias}
-        self.product = Product("pixels", 4, 6, blocks)
-
-    def forward(self, x):
-        pixels = x.flatten(2).transpose(1, 2)
-        return self.head(torch.relu(self.product(pixels, self.conv.weight.flatten(1), self.conv.bias)).mean(1))
-
-
 # An optimizer that is run again.
 
 
-@pytest.mark.parametrize("network", [Transposed, Packed, TiedTransposed, Pointwise])
+@pytest.mark.parametrize("network", [Transposed, Packed, TiedTransposed])
 def test_blocks_under_adamw(tmp_path, network):
-    model = network().to(memory_format=torch.channels_last)
-    taps = [tap for name in ("taps", "decode", "product") for tap in np.ravel(getattr(model, name, []))]
-    shape = (B, 4, 3, 3) if network is Pointwise else (B, L, D)
-    train(model, tmp_path / "m", taps, shape=shape, momentum_before=3, make=adamw)
+    model = network()
+    taps = [tap for name in ("taps", "decode") for tap in np.ravel(getattr(model, name, []))]
+    train(model, tmp_path / "m", taps, momentum_before=3, make=adamw)
     with dualform.open(tmp_path / "m") as memory:
         assert_exact(memory, statuses(memory))
         assert_live(memory, model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -67,21 +68,15 @@ def train(model, recorder=None):
     made = None if recorder is None else recorder(model, optimizer)
     history, inputs = [], []
 
-    def step(x, y):
-        learn(optimizer, nn.functional.cross_entropy(model(x), y))
-
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(2)
-    with made if made is not None else warnings.catch_warnings():
+    with made or nullcontext():
         for _ in range(STEPS):
             x, y = torch.randn(6, 4, generator=generator), torch.arange(6) % 3
             history.append(copy.deepcopy(model.state_dict()))
             inputs.append(x)
-            if made is None:
-                step(x, y)
-            else:
-                with made.step(label=y):
-                    step(x, y)
+            with made.step(label=y) if made else nullcontext():
+                learn(optimizer, nn.functional.cross_entropy(model(x), y))
     history.append(copy.deepcopy(model.state_dict()))
     return history, torch.cat(inputs).numpy()
 

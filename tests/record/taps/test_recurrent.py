@@ -24,16 +24,6 @@ from tests.cases import some
 from tests.record.listed import Opened, skip_without_bfloat16
 from tests.trainings import learn, take_steps
 
-KINDS = {"lstm": nn.LSTM, "gru": nn.GRU}
-
-TOKENS = {"lstm": "layer", "gru": "layer.gates"}
-
-"""The recorded layer whose keys are [h_(t-1); x_t]."""
-
-
-def states(state):
-    return state if isinstance(state, tuple) else (state,)
-
 
 class Fed(nn.Module):
     """Feeds a layer its input and initial state, by position or by name."""
@@ -44,67 +34,6 @@ class Fed(nn.Module):
 
     def forward(self, x):
         return self.layer(input=x, hx=self.state) if self.training else self.layer(x, self.state)
-
-
-class Words(nn.Module):
-    """A small language model whose state is carried from chunk to chunk."""
-
-    def __init__(self, kind, batch_first=True, checkpointed=False):
-        super().__init__()
-        torch.manual_seed(3)
-        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(6, 11)
-        self.layer = KINDS[kind](4, 6, batch_first=batch_first)
-        self.state, self.checkpointed = None, checkpointed
-
-    def forward(self, tokens):
-        x = nn.functional.dropout(self.embed(tokens), 0.2, self.training)
-        if self.checkpointed:
-            output, state = checkpoint(self.layer, x, self.state, use_reentrant=False)
-        else:
-            output, state = self.layer(x, self.state)
-        self.state = tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()
-        return self.head(output), state
-
-
-def chunks(count=5):
-    generator = torch.Generator().manual_seed(5)
-    return torch.randint(11, (count, 3, 7), generator=generator)
-
-
-LOSSES = {
-    "state": lambda logits, state, tokens: sum(part.square().sum() for part in states(state)),
-    "both": lambda logits, state, tokens: logits.square().mean() + sum(part.sum() for part in states(state)),
-}
-
-
-def weights_after(model, loss, tmp_path=None):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    opened = None if tmp_path is None else Opened(model, optimizer, tmp_path / "m", layers=["layer*"])
-    torch.manual_seed(7)
-
-    def one(tokens):
-        learn(optimizer, loss(*model(tokens), tokens))
-
-    if opened is None:
-        for tokens in chunks():
-            one(tokens)
-    else:
-        with opened.recorder:
-            for tokens in chunks():
-                with opened.recorder.step(word=tokens):
-                    one(tokens)
-    return [p.detach().clone() for p in model.parameters()], torch.get_rng_state(), opened
-
-
-@pytest.mark.parametrize(("kind", "loss", "checkpointed"), [*zip(KINDS, LOSSES.values(), [False, True], strict=True)])
-def test_same_bits_as_without_wherever_gradients_come_from(tmp_path, kind, loss, checkpointed):
-    plain, plain_rng, _ = weights_after(Words(kind, checkpointed=checkpointed), loss)
-    recorded, rng, opened = weights_after(Words(kind, checkpointed=checkpointed), loss, tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
-    assert torch.equal(plain_rng, rng)
-    assert len(opened.sink.keys(TOKENS[kind])) == chunks().numel()
-    assert opened.sink.column("word", "token") == chunks().flatten().tolist()
-    assert opened.sink.defects == []
 
 
 def test_an_output_written_over_before_backward(tmp_path):

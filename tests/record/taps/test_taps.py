@@ -162,18 +162,7 @@ def test_a_name_that_another_layer_has_is_told_of(tmp_path):
     assert len(opened.sink.keys("embedding")) == ROWS
 
 
-def test_another_matrix_by_the_same_name_is_told_of(tmp_path):
-    model = Tied()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        steps(opened, model, 1)
-        model.forward = lambda words: dualform.tap(model.embedding(words), model.pair[0], "second")
-        with pytest.warns(RuntimeWarning, match="^second was recorded by hand with another matrix than at first"):
-            steps(opened, model, 1)
-    assert len(opened.sink.parts("second")) == 1
-
-
-def test_a_name_that_is_first_told_later_is_told_of(tmp_path):
+def test_another_matrix_by_the_same_name_and_a_name_that_is_first_told_later_are_told_of(tmp_path):
     model = Tied()
     opened = opened_on(model, tmp_path / "m")
     with opened.recorder:
@@ -181,7 +170,11 @@ def test_a_name_that_is_first_told_later_is_told_of(tmp_path):
         model.name = "late"
         with pytest.warns(RuntimeWarning, match="^late was first recorded by hand after the first step"):
             steps(opened, model, 1)
+        model.forward = lambda words: dualform.tap(model.embedding(words), model.pair[0], "second")
+        with pytest.warns(RuntimeWarning, match="^second was recorded by hand with another matrix than at first"):
+            steps(opened, model, 1)
     assert opened.sink.layer_names == ["embedding", "second", "head"]
+    assert len(opened.sink.parts("second")) == 2
 
 
 def test_a_layer_may_have_any_name(tmp_path):
