@@ -183,14 +183,21 @@ def test_what_fails_while_nothing_comes_is_heard_at_the_next_step():
         (AssertionError("a fault"), "The cause is not the disk: see the error above."),
     ],
 )
-def test_the_disk_is_blamed_for_its_own_errors_alone(raised, hint):
+def test_the_disk_is_blamed_for_its_own_errors_alone_and_batches_that_wait_are_not_written(raised, hint):
+    gate = threading.Event()
+
     def append(of_bytes):
+        gate.wait()
         raise raised
 
-    thread = SinkThread(lambda: Noted(append=append))
-    thread.put(of_bytes(0))
+    sink = Noted(append=append)
+    thread = SinkThread(lambda: sink)
+    for step in range(3):
+        thread.put(of_bytes(step))
+    gate.set()
     with pytest.raises(RecordingError) as caught:
         thread.close(Ending())
     assert str(caught.value).startswith(f"writing the memory failed: {type(raised).__name__}: {raised}.")
     assert str(caught.value).endswith(hint)
     assert caught.value.__cause__ is raised
+    assert [call for call in sink.calls if call != "tick"] == [0, "abandon"]
