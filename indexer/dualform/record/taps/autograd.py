@@ -38,9 +38,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 from torch.library import custom_op
 from torch.utils._python_dispatch import _disable_current_modes
+
+from dualform.record.torch_internals import packing_hooks
 
 _OF_TRAINING = "_of_the_training"
 _Found = TypeVar("_Found")
@@ -134,7 +135,7 @@ class Part:
 
 def part_that_runs() -> Part | None:
     """The innermost one; None outside of checkpoints, in compiled code, and if this torch does not tell."""
-    hooks = None if is_compiling() else torch._C._autograd._top_saved_tensors_default_hooks(False)
+    hooks = packing_hooks()
     if hooks is None or getattr(hooks[0], "__module__", "") != "torch.utils.checkpoint":
         return None
     try:
