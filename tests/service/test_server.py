@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -179,6 +180,15 @@ def test_draining_stops_what_outlasts_its_grace(engine):
         assert engine.cancelled.wait(60)
         assert isinstance(running.exception(60), ServiceError)
     assert outcomes(server, "TopK") == {"unavailable": 1}, "its caller had not left"
+
+
+@pytest.mark.parametrize("recording", [True, False])
+def test_a_training_is_followed_while_it_runs_and_after_for_it_may_be_resumed(engine, recording):
+    engine.contents = replace(engine.contents, recording=recording)
+    with Server(engine, ServiceConfig("127.0.0.1:0", follow=0.01)):
+        for _ in range(2):
+            assert engine.refreshed.wait(60)
+            engine.refreshed.clear()
 
 
 def test_sql_is_answered_only_where_the_server_was_told_to(engine):

@@ -139,7 +139,8 @@ def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):
     question = Distribution("fc", Vectors(rng.standard_normal((queries, 4), np.float32)))
     memory.ask(question)
     resolved = resolve(memory._view, question, never)
-    peak, _ = peak_bytes(lambda: distributions(resolved, never))
+    # The least of three: what threads of earlier tests allocate meanwhile counts, too.
+    peak = min(peak_bytes(lambda: distributions(resolved, never))[0] for _ in range(3))
     batch = 8 * distribution.BATCH * entries
-    assert peak < 2 * batch  # two would take 67 MB; how many rows the workers widen at once varies by 5 MB
+    assert peak < 1.8 * batch
     assert peak < needs.of_distribution(resolved) - needs._of_layer(resolved) < 2 * batch + 8 * needs._COLUMNS * entries

@@ -210,6 +210,15 @@ def test_buffers_as_the_first_memories_of_this_format_have_them_are_read(tmp_pat
         assert engine.verify()["0"].exact
 
 
+def test_a_run_without_momentum_needs_none(tmp_path):
+    training = Training(momentum=0.0, nesterov=False)
+    training.record(tmp_path / "a", FIRST)
+    training.resume("lost")
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        assert {layer.status.name for layer in engine.info().layers} == {"exact"}
+
+
 def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
     @torch.no_grad()
     def by_hand(number, model):

@@ -30,6 +30,16 @@ def required(trained, layer, at_step=None, allow_inexact=False):
     return require(view, view.snapshot.layer(layer), at_step, allow_inexact, lambda: None)
 
 
+class Best:
+    """Early stopping: the weights of an earlier step are loaded again."""
+
+    def __call__(self, number, model, optimizer):
+        if number == WHEN // 2:
+            self.state = copy.deepcopy(model.state_dict())
+        if number == WHEN:
+            model.load_state_dict(self.state)
+
+
 class LoadState:
     def __call__(self, number, model, optimizer):
         if number == WHEN // 2:
@@ -70,6 +80,7 @@ MOVED = f"weights were changed outside the optimizer's update, after that of ste
 AFTER = WHEN + 1
 MOMENTUM = f"the optimizer's momentum_buffer of 2.weight was replaced before step {AFTER} \\(from step {AFTER} on\\)."
 CASES = {
+    "rolled back to the best": (Best, WHEN, WHEN, MOVED),
     "state loaded": (LoadState, AFTER, AFTER, MOMENTUM),
     "optimizer replaced": (lambda: replace_optimizer, WHEN, AFTER, MOVED.replace(str(WHEN), str(AFTER))),
     "clamped through data": (lambda: clamp_data, WHEN, WHEN, MOVED),
@@ -226,6 +237,28 @@ def test_weights_of_a_float64_training_are_float64_and_say_what_the_record_holds
             moved = (expected[name] - trained.history[0][name]).norm()
             assert (weight - expected[name]).norm() <= room * moved, name
     assert all(torch.equal(own, trained.history[0][name]) for name, own in trained.engine.weights(at_step=0).items())
+
+
+def test_an_undisturbed_training_is_exact_as_of_every_step(tmp_path):
+    trained = train(tmp_path / "m", weight_decay=0.1, nesterov=True)
+    for layer in ("0", "2", "4"):
+        assert {status_of(trained, layer, step).name for step in (None, *range(STEPS + 1))} == {"exact"}
+        assert status_of(trained, layer).error < 1e-5
+        assert trained.engine.verify()[layer].exact
+
+
+@pytest.mark.parametrize("zeroed", [True, False], ids=["no gradient", "a gradient of zeros"])
+def test_a_layer_frozen_late_is_exact(tmp_path, zeroed):
+    def freeze(number, model, optimizer):
+        if number == WHEN:
+            model[2].requires_grad_(False)
+            optimizer.zero_grad(set_to_none=not zeroed)
+
+    trained = train(tmp_path / "m", between=freeze)
+    measured = trained.measured("2")
+    assert measured < 1e-4
+    assert status_of(trained).name == "exact"
+    assert trained.engine.verify()["2"].exact
 
 
 def test_an_estimate_below_a_bound_may_be_found_above_it(tmp_path):
